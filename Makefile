@@ -1,0 +1,46 @@
+# Two commands matter to a new user: `make demo` and `make test`. Each target sets up what is missing.
+PYTHON := .venv/bin/python
+
+.PHONY: all setup build wheel demo test bench lint format sanitize tsan clean
+
+all: build
+
+setup:
+	@tools/setup
+
+# The release binary at build/bin/syncline, the unit tests beside it, and the Python package in .venv.
+build: setup
+	@mkdir -p build
+	@cmake --preset release > build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
+	@cmake --build --preset release
+	@tools/install_python
+
+demo: build
+	@$(PYTHON) examples/smollm2/demo.py --out build/demo
+
+test: build
+	@$(PYTHON) tools/run_tests.py
+
+# ONLY=regex runs some of the lines.
+bench: build
+	@$(PYTHON) bench/run.py $(if $(ONLY),--only '$(ONLY)')
+
+lint: build
+	@tools/lint
+
+format: setup
+	@tools/lint --fix
+
+# The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer.
+sanitize: setup
+	@cmake --preset asan-ubsan > /dev/null
+	@cmake --build --preset asan-ubsan
+	@$(PYTHON) tools/run_tests.py --build build/asan-ubsan --only-cpp
+
+tsan: setup
+	@cmake --preset tsan > /dev/null
+	@cmake --build --preset tsan
+	@$(PYTHON) tools/run_tests.py --build build/tsan --only-cpp
+
+clean:
+	rm -rf build

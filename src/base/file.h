@@ -1,0 +1,123 @@
+// Everything that the project asks of a file system, behind one interface, so that tests can record calls and make them fail.
+//
+// Paths are UTF-8 byte strings. Every error names the path. All calls are thread-safe except where said.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace syncline::base {
+
+enum class OpenMode {
+  kRead,       // must exist
+  kReadWrite,  // must exist
+  kCreate,     // read and write; made if missing, emptied if there
+  kCreateNew,  // read and write; must not exist
+};
+
+struct FileInfo {
+  enum class Kind { kFile, kDirectory, kOther };
+  Kind kind = Kind::kOther;
+  std::uint64_t size = 0;
+  std::int64_t modified_ns = 0;  // since the epoch
+  bool memory_backed = false;    // lives on tmpfs: mapping beats read and write calls
+};
+
+// A mapped range of a file; unmapped when destroyed. Holds whole-file mappings only.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(std::byte* data, std::size_t size) : data_(data), size_(size) {}
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+  ~Mapping();
+
+  ByteSpan bytes() const { return {data_, size_}; }
+  // Only for a mapping made writable.
+  MutableByteSpan mutable_bytes() { return {data_, size_}; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+class File {
+ public:
+  virtual ~File() = default;
+
+  virtual const std::string& path() const = 0;
+  virtual Result<FileInfo> Stat() = 0;
+  // Reads up to into.size() bytes at `offset`; fewer only at the end of the file.
+  virtual Result<std::size_t> ReadAt(MutableByteSpan into, std::uint64_t offset) = 0;
+  // Writes all of `from`, or fails; a failed write may have written a part.
+  virtual Status WriteAt(ByteSpan from, std::uint64_t offset) = 0;
+  // Sets the size and reserves blocks for all of it, so that a full disk is an error here and not later.
+  virtual Status Allocate(std::uint64_t size) = 0;
+  virtual Status Truncate(std::uint64_t size) = 0;
+  // Data (and what is needed to find it) is on the device when this returns.
+  virtual Status Sync() = 0;
+  // The whole file; stores through a writable mapping reach the file.
+  virtual Result<Mapping> Map(bool writable) = 0;
+};
+
+// An advisory lock on a file that is made if missing, released when destroyed (or when the process dies).
+class FileLock {
+ public:
+  virtual ~FileLock() = default;
+};
+
+enum class LockMode { kShared, kExclusive };
+
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+
+  // The real one; lives for ever.
+  static FileSystem& Posix();
+
+  virtual Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) = 0;
+  // Follows links.
+  virtual Result<FileInfo> Stat(const std::string& path) = 0;
+  // Names in a directory without "." and "..", sorted.
+  virtual Result<std::vector<std::string>> List(const std::string& directory) = 0;
+  // Makes the directory and its parents; fine if it is there.
+  virtual Status MakeDirectories(const std::string& path) = 0;
+  // Replaces `to` if it is there and of the same kind.
+  virtual Status Rename(const std::string& from, const std::string& to) = 0;
+  virtual Status Remove(const std::string& path) = 0;
+  // Removes a file or a tree, without following links; fine if nothing is there.
+  virtual Status RemoveAll(const std::string& path) = 0;
+  // Names made, renamed or removed in the directory are on the device when this returns.
+  virtual Status SyncDirectory(const std::string& path) = 0;
+  // flock(2). When `wait` is false and another holds it: kLocked.
+  virtual Result<std::unique_ptr<FileLock>> Lock(const std::string& path, LockMode mode,
+                                                 bool wait) = 0;
+};
+
+// "a/b"; a trailing slash of `a` is not doubled.
+std::string JoinPath(std::string_view a, std::string_view b);
+// The last part of a path.
+std::string_view BaseName(std::string_view path);
+
+// Is `relative` a path that stays inside the directory it is joined to: not empty, not absolute, no "." or ".." or empty part, no NUL?
+bool IsInsidePath(std::string_view relative);
+
+Result<bool> Exists(FileSystem& files, const std::string& path);
+
+// All of `into`; kCorrupt "is truncated" with expected and actual sizes where the file ends before.
+Status ReadExactly(File& file, MutableByteSpan into, std::uint64_t offset);
+
+// The whole file as text; kLimitExceeded if it is larger than `limit` bytes.
+Result<std::string> ReadText(FileSystem& files, const std::string& path, std::uint64_t limit);
+
+// Writes aside, syncs if `durable`, and renames over `path`: readers see the old or the new content, never a mix.
+Status WriteTextAtomically(FileSystem& files, const std::string& path, std::string_view text,
+                           bool durable);
+
+}  // namespace syncline::base
