@@ -1,11 +1,11 @@
 """The reinforcement-learning recipe of the demo: the model learns to be brief.
 
-A `Sampler` is the engine's side: bf16 weights, loaded from a checkpoint directory, that answer questions. A `Trainer`
-is the other side: fp32 master weights and AdamW. One turn of the loop is
+A `Sampler` is the engine's side: bf16 weights, loaded from a checkpoint directory, that answer
+questions. A `Trainer` is the other side: fp32 master weights and AdamW. One turn of the loop is
 
-    rollout = sampler.rollout(questions)      8 questions, 6 answers each, at temperature 0.8
-    trainer.step(rollout)                     one policy-gradient step on the rewards of these answers
-    trainer.named_tensors()                   the new bf16 weights, to be published to the sampler
+    rollout = sampler.rollout(questions)    8 questions, 6 answers each, at temperature 0.8
+    trainer.step(rollout)                   one policy-gradient step on the rewards of the answers
+    trainer.named_tensors()                 the new bf16 weights, to be published to the sampler
 
 The reward is 1 for an answer of exactly one short sentence, else 0. It does not ask for truth.
 """
@@ -18,11 +18,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads give the core away
+os.environ["OMP_WAIT_POLICY"] = "passive"  # idle threads give the core away
 
-import torch  # noqa: E402
-from model import quiet  # noqa: E402
+import torch
+from model import quiet
 
 SYSTEM = "Answer in one short sentence."
 ANSWER_TOKENS = 20
@@ -32,16 +33,17 @@ SAMPLES = 6
 LEARNING_RATE = 6e-5
 
 QUESTIONS = """
-Why is the sky blue?|What is rain?|How do birds fly?|What is a volcano?|Why do we sleep?|What does a baker do?
-What is the moon made of?|How does a bicycle stay up?|Why is the sea salty?|What is a library for?|How do plants eat?
-What is music?|Why do leaves fall?|What is a mountain?|How do fish breathe?|What is glass made from?|Why do cats purr?
-What is a bridge?|How does a clock work?|What is snow?|Why do people laugh?|What is a desert?|How is bread made?
-What is a shadow?|Why do stars shine?|What is a river?|How do bees make honey?|What is money for?|Why do we dream?
-What is a school?|How does soap clean?|What is thunder?
+Why is the sky blue?|What is rain?|How do birds fly?|What is a volcano?|Why do we sleep?
+What does a baker do?|What is the moon made of?|How does a bicycle stay up?|Why is the sea salty?
+What is a library for?|How do plants eat?|What is music?|Why do leaves fall?|What is a mountain?
+How do fish breathe?|What is glass made from?|Why do cats purr?|What is a bridge?
+How does a clock work?|What is snow?|Why do people laugh?|What is a desert?|How is bread made?
+What is a shadow?|Why do stars shine?|What is a river?|How do bees make honey?|What is money for?
+Why do we dream?|What is a school?|How does soap clean?|What is thunder?
 """.strip()
 HELD_OUT = """
-How do I make tea?|What is a rainbow?|Why do dogs bark?|What is a computer?|How do ships float?|What is friendship?
-Why is exercise good?|What does a doctor do?
+How do I make tea?|What is a rainbow?|Why do dogs bark?|What is a computer?|How do ships float?
+What is friendship?|Why is exercise good?|What does a doctor do?
 """.strip()
 
 
@@ -51,7 +53,7 @@ def questions(text: str = QUESTIONS) -> list[str]:
 
 
 def schedule(seed: int) -> Iterator[list[str]]:
-    """Endless batches of `PROMPTS` training questions; each question comes once before any comes again."""
+    """Endless batches of `PROMPTS` training questions; in each round every question comes once."""
     generator, order = random.Random(seed), questions()
     while True:
         generator.shuffle(order)
@@ -59,23 +61,23 @@ def schedule(seed: int) -> Iterator[list[str]]:
 
 
 def reward(answer: str, ended: bool) -> float:
-    """1.0 if `answer` is one sentence of four or more words with a full stop or an exclamation mark, else 0.0.
+    """1.0 if `answer` is exactly one sentence of four or more words ending in "." or "!", else 0.0.
 
-    `ended` says whether the model ended the answer itself, within its limit of tokens. A stop inside a word or a number
-    ("3.5") ends no sentence.
+    `ended` says whether the model ended the answer itself, within its limit of tokens. A stop in a
+    word or a number ("3.5") ends no sentence.
     """
     ends = [match.start() for match in re.finditer(r"[.!?](?=\s|$)", answer)]
-    one_sentence = ends == [len(answer) - 1] and answer[-1] in ".!" and "\n" not in answer
+    one_sentence = ends == [len(answer) - 1] and answer[-1] != "?" and "\n" not in answer
     return float(ended and one_sentence and len(answer.split()) >= 4)
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Sampled answers. N = questions × samples, P = prompt length (padded left), A = `ANSWER_TOKENS` or less."""
+    """N answers (questions by samples), P = prompt tokens, A = answer tokens."""
 
-    tokens: torch.Tensor  # int64 [N, P + A]: prompt and answer
+    tokens: torch.Tensor  # int64 [N, P + A]: prompt (padded left) and answer
     attention: torch.Tensor  # int64 [N, P + A]: 1 for tokens that count, 0 for padding
-    answer_length: int  # A
+    answer_length: int  # A, at most `ANSWER_TOKENS`
     rewards: torch.Tensor  # float32 [N]
 
     @property
@@ -95,7 +97,7 @@ class Sampler:
         self._seed = seed
 
     def _generate(self, asked: list[str], samples: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Answers each question `samples` times (once means greedily): tokens, attention, prompt length."""
+        """Answers each question `samples` times (1: greedily). Returns tokens, attention and P."""
         prompts = [
             self._tokenizer.apply_chat_template(
                 [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}],
@@ -105,7 +107,7 @@ class Sampler:
             for question in asked
         ]
         batch = self._tokenizer(prompts, return_tensors="pt", padding=True)
-        how = {"do_sample": False}
+        how: dict[str, Any] = {"do_sample": False}
         if samples > 1:
             how = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0, "top_p": 1.0}
         tokens = self._model.generate(
@@ -118,27 +120,30 @@ class Sampler:
         prompt = batch["attention_mask"].repeat_interleave(samples, dim=0)
         return tokens, torch.cat([prompt, answer.long()], dim=1), length
 
-    def _texts(self, tokens: torch.Tensor) -> list[str]:
-        return [text.strip() for text in self._tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+    def _texts(self, answers: torch.Tensor) -> tuple[list[str], list[bool]]:
+        """The text of each row of `answers`, and whether the model ended it itself."""
+        texts = self._tokenizer.batch_decode(answers, skip_special_tokens=True)
+        ended = (answers == self._tokenizer.eos_token_id).any(dim=1).tolist()
+        return [text.strip() for text in texts], ended
 
     @torch.no_grad()
     def rollout(self, asked: list[str], samples: int = SAMPLES) -> Rollout:
         """`samples` (two or more) random answers to each question, with their rewards."""
         torch.manual_seed(self._seed)
         tokens, attention, length = self._generate(asked, samples)
-        ended = (tokens[:, length:] == self._tokenizer.eos_token_id).any(dim=1).tolist()
-        rewards = [reward(text, end) for text, end in zip(self._texts(tokens[:, length:]), ended)]
-        return Rollout(tokens, attention, tokens.shape[1] - length, torch.tensor(rewards))
+        rewards = torch.tensor([*map(reward, *self._texts(tokens[:, length:]))])
+        return Rollout(tokens, attention, tokens.shape[1] - length, rewards)
 
     @torch.no_grad()
     def answer(self, asked: list[str]) -> list[str]:
-        """The likeliest (greedy) answer to each question, cut at `ANSWER_TOKENS`."""
+        """The greedy answer to each question; one that was cut at `ANSWER_TOKENS` ends in " …"."""
         tokens, _, length = self._generate(asked, samples=1)
-        return self._texts(tokens[:, length:])
+        texts, ended = self._texts(tokens[:, length:])
+        return [text if end else text + " …" for text, end in zip(texts, ended, strict=True)]
 
 
 class Trainer:
-    """fp32 master weights, their optimizer, and the bf16 copies that are published. Not thread-safe."""
+    """fp32 master weights, their optimizer, and bf16 copies to publish. Not thread-safe."""
 
     def __init__(self, checkpoint: Path, learning_rate: float = LEARNING_RATE) -> None:
         quiet()
@@ -152,14 +157,14 @@ class Trainer:
             weight_decay=0.0,
             fused=True,
         )
-        # Tied embeddings are one parameter under one name, so these are the names of the checkpoint.
+        # Tied embeddings are one parameter with one name, so these are the checkpoint's names.
         self._served = {
             name: value.detach().to(torch.bfloat16)
             for name, value in self._model.named_parameters()
         }
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
-        """The bf16 weights by checkpoint name. The tensors are the trainer's own; the next step overwrites them."""
+        """The bf16 weights by checkpoint name: the trainer's own, overwritten by the next step."""
         return self._served
 
     def step(self, rollout: Rollout) -> float:
@@ -173,7 +178,7 @@ class Trainer:
         with torch.no_grad():
             for name, value in self._model.named_parameters():
                 self._served[name].copy_(value)
-        return float(loss)
+        return loss.item()
 
     def _mean_log_probability(self, rollout: Rollout) -> torch.Tensor:
         """Mean log-probability of each answer's tokens at `TEMPERATURE`, shape [N]."""
@@ -183,7 +188,7 @@ class Trainer:
                 input_ids=rollout.tokens,
                 attention_mask=rollout.attention,
                 position_ids=(rollout.attention.cumsum(1) - 1).clamp(min=0),
-                logits_to_keep=length + 1,  # those of the answer, and the one that predicts its first token
+                logits_to_keep=length + 1,  # the last prompt token predicts the first of the answer
                 use_cache=False,
             ).logits[:, :-1]
         likelihood = torch.log_softmax(logits.float() / TEMPERATURE, dim=-1)

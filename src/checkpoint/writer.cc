@@ -1,0 +1,90 @@
+#include "checkpoint/writer.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "checkpoint/index.h"
+#include "checkpoint/safetensors.h"
+
+namespace syncline::checkpoint {
+namespace {
+
+using base::Result;
+using base::Status;
+using tensor::TensorView;
+
+constexpr std::uint64_t kPartBytes = 16 << 20;
+
+struct Part {
+  std::size_t file;
+  base::ByteSpan bytes;
+  std::uint64_t offset;
+};
+
+// Tensors in the order given, cut into files where the next one would pass the limit.
+std::vector<std::vector<const TensorView*>> Split(std::span<const TensorView> tensors,
+                                                  std::uint64_t max_file_bytes) {
+  std::vector<std::vector<const TensorView*>> groups(1);
+  std::uint64_t bytes = 0;
+  for (const TensorView& view : tensors) {
+    if (!groups.back().empty() && bytes + view.bytes.size() > max_file_bytes) {
+      groups.emplace_back();
+      bytes = 0;
+    }
+    groups.back().push_back(&view);
+    bytes += view.bytes.size();
+  }
+  return groups;
+}
+
+}  // namespace
+
+Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
+                       std::span<const TensorView> tensors, const WriteOptions& options,
+                       base::ThreadPool& pool, base::Progress& progress,
+                       const base::CancelToken* cancel) {
+  const auto groups = Split(tensors, options.max_file_bytes);
+  std::vector<SafetensorsWriter> writers;
+  std::vector<Part> parts;
+  Index index;
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    std::vector<TensorSpec> specs;
+    for (const TensorView* view : groups[i]) specs.push_back({view->name, view->dtype, view->shape});
+    SYNCLINE_ASSIGN(SafetensorsLayout layout,
+                    LayOutSafetensors(std::move(specs), {{"format", "pt"}}));
+    const std::string name =
+        groups.size() == 1 ? std::string(kSingleFileName) : ShardName(i + 1, groups.size());
+    std::vector<const TensorView*> sorted = groups[i];
+    std::ranges::sort(sorted, {}, &TensorView::name);
+    for (const TensorInfo& info : layout.header.tensors) {
+      const TensorView& view = **std::ranges::lower_bound(sorted, info.name, {}, &TensorView::name);
+      for (std::uint64_t done = 0; done < info.bytes; done += kPartBytes) {
+        const std::uint64_t size = std::min(kPartBytes, info.bytes - done);
+        parts.push_back({i, view.bytes.subspan(done, size), info.offset + done});
+      }
+      index.weight_map.emplace_back(info.name, name);
+      total += info.bytes;
+    }
+    SYNCLINE_ASSIGN(SafetensorsWriter writer,
+                    SafetensorsWriter::Create(files, base::JoinPath(directory, name),
+                                              std::move(layout)));
+    writers.push_back(std::move(writer));
+  }
+  progress.Begin("write", total);
+  SYNCLINE_TRY(pool.ParallelFor(
+      parts.size(),
+      [&](std::size_t i) -> Status {
+        SYNCLINE_TRY(writers[parts[i].file].WriteAt(parts[i].bytes, parts[i].offset));
+        progress.Add(parts[i].bytes.size());
+        return {};
+      },
+      cancel));
+  for (SafetensorsWriter& writer : writers) SYNCLINE_TRY(writer.Commit(options.durable));
+  if (groups.size() == 1) return {};
+  index.metadata.emplace_back("total_size", total);
+  return base::WriteTextAtomically(files, base::JoinPath(directory, kIndexName),
+                                   IndexText(std::move(index)), options.durable);
+}
+
+}  // namespace syncline::checkpoint

@@ -1,0 +1,27 @@
+// Writes tensors in memory as a checkpoint directory.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/file.h"
+#include "base/progress.h"
+#include "base/thread_pool.h"
+#include "tensor/view.h"
+
+namespace syncline::checkpoint {
+
+struct WriteOptions {
+  std::uint64_t max_file_bytes = 5'000'000'000;  // of data; a larger tensor gets a file of its own
+  bool durable = true;                           // data is on the device when the call returns
+};
+
+// Writes model.safetensors, or numbered files with an index where one would be larger than max_file_bytes, into a directory that
+// exists. Tensors are written in parallel, big ones in several parts. On failure what was written stays; use a directory aside.
+base::Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
+                             std::span<const tensor::TensorView> tensors,
+                             const WriteOptions& options, base::ThreadPool& pool,
+                             base::Progress& progress, const base::CancelToken* cancel);
+
+}  // namespace syncline::checkpoint

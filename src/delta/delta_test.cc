@@ -1,0 +1,263 @@
+// Both encodings against each other's rules: what is encoded and applied is the new tensor, bit for bit, for any contents, and any damage of
+// a frame is an error or at least never a crash.
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <random>
+
+#include "base/result_matchers.h"
+#include "delta/block_changes.h"
+#include "delta/overwrite_encoder.h"
+#include "delta/patch.h"
+#include "delta/xor_encoder.h"
+
+namespace syncline::delta {
+namespace {
+
+using base::ByteSpan;
+using base::Code;
+using base::Result;
+using base::Status;
+using Bytes = std::vector<std::byte>;
+
+struct Encoded {
+  Bytes frame;
+  std::uint64_t changed_units = 0;
+  ChangedLines lines;
+};
+
+Encoded Encode(Encoding encoding, ByteSpan old_bytes, ByteSpan new_bytes, std::uint32_t unit) {
+  Encoded encoded{.lines = ChangedLines(old_bytes.size())};
+  if (encoding == Encoding::kOverwrite) {
+    auto frame = EncodeOverwrite(old_bytes, new_bytes, unit, encoded.lines);
+    EXPECT_OK(frame);
+    encoded.frame = std::move(frame->bytes);
+    encoded.changed_units = frame->changed_units;
+    return encoded;
+  }
+  XorEncoder encoder;
+  std::vector<XorPiece> pieces;
+  for (std::size_t at = 0; at < old_bytes.size(); at += kXorPieceBytes) {
+    const std::size_t size = std::min(kXorPieceBytes, old_bytes.size() - at);
+    auto piece = encoder.Encode(old_bytes.subspan(at, size), new_bytes.subspan(at, size), at, unit,
+                                encoded.lines);
+    EXPECT_OK(piece);
+    encoded.changed_units += piece->changed_units;
+    pieces.push_back(*std::move(piece));
+  }
+  if (encoded.changed_units > 0) encoded.frame = AssembleXorFrame(old_bytes.size(), pieces);
+  return encoded;
+}
+
+// Applies a frame; `records` receives the change records.
+Result<Bytes> Apply(Encoding encoding, ByteSpan frame, ByteSpan old_bytes, std::uint32_t unit,
+                    Bytes* records = nullptr) {
+  Bytes tensor(old_bytes.begin(), old_bytes.end());
+  SYNCLINE_ASSIGN(const auto patch, OpenPatch(encoding, frame, tensor.size()));
+  BlockChanges changes(unit);
+  for (std::size_t at = 0; at < tensor.size(); at += kBlockBytes) {
+    const auto block = std::span(tensor).subspan(at, std::min(kBlockBytes, tensor.size() - at));
+    changes.Clear();
+    SYNCLINE_TRY(patch->ApplyNext(block, changes));
+    if (records != nullptr) changes.AppendRecord(at, block, *records);
+  }
+  SYNCLINE_TRY(patch->Finish());
+  return tensor;
+}
+
+void Replay(const Bytes& records, Direction direction, Bytes& tensor) {
+  for (std::size_t at = 0; at < records.size();) {
+    ASSERT_OK_AND_ASSIGN(const BlockRecord record,
+                         BlockRecord::Read(ByteSpan(records).subspan(at)));
+    record.Apply(direction, std::span(tensor).subspan(record.offset() + record.first_byte(),
+                                                      record.end_byte() - record.first_byte()));
+    at += record.record_bytes();
+  }
+}
+
+std::uint64_t CountUnits(ByteSpan a, ByteSpan b, std::size_t unit) {
+  std::uint64_t count = 0;
+  for (std::size_t at = 0; at < a.size(); at += unit) {
+    count += std::memcmp(&a[at], &b[at], std::min(unit, a.size() - at)) != 0 ? 1 : 0;
+  }
+  return count;
+}
+
+// Random bytes and a copy in which each unit changes with a probability, and some long stretches do or do not.
+struct Pair {
+  Bytes old_bytes;
+  Bytes new_bytes;
+};
+Pair MakePair(std::size_t size, double density, std::uint32_t unit, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Pair pair{Bytes(size), {}};
+  for (std::byte& byte : pair.old_bytes) byte = static_cast<std::byte>(random());
+  pair.new_bytes = pair.old_bytes;
+  std::bernoulli_distribution change(density);
+  for (std::size_t at = 0; at < size; at += unit) {
+    if (change(random)) pair.new_bytes[at + random() % unit] ^= static_cast<std::byte>(random());
+  }
+  return pair;
+}
+
+void CheckPair(Encoding encoding, const Pair& pair, std::uint32_t unit) {
+  const Encoded encoded = Encode(encoding, pair.old_bytes, pair.new_bytes, unit);
+  ASSERT_EQ(encoded.changed_units, CountUnits(pair.old_bytes, pair.new_bytes, unit));
+  if (encoded.changed_units == 0) return;
+  Bytes records;
+  ASSERT_OK_AND_ASSIGN(const Bytes applied,
+                       Apply(encoding, encoded.frame, pair.old_bytes, unit, &records));
+  ASSERT_TRUE(applied == pair.new_bytes);
+  Bytes image = pair.old_bytes;
+  Replay(records, Direction::kForward, image);
+  ASSERT_TRUE(image == pair.new_bytes);
+  Replay(records, Direction::kForward, image);  // idempotent
+  ASSERT_TRUE(image == pair.new_bytes);
+  Replay(records, Direction::kBack, image);
+  ASSERT_TRUE(image == pair.old_bytes);
+  encoded.lines.Copy(pair.new_bytes, image, 0, image.size());
+  ASSERT_TRUE(image == pair.new_bytes);
+  ASSERT_EQ(CheckFrame(encoding, encoded.frame).value(),
+            CountUnits(pair.old_bytes, pair.new_bytes, 1));
+
+  // The frame is standard zstd in one frame: the library reads it in one call and finds what the format says.
+  const unsigned long long size =
+      ZSTD_getFrameContentSize(encoded.frame.data(), encoded.frame.size());
+  Bytes content(size);
+  ASSERT_EQ(ZSTD_findFrameCompressedSize(encoded.frame.data(), encoded.frame.size()),
+            encoded.frame.size());
+  ASSERT_EQ(ZSTD_decompress(content.data(), content.size(), encoded.frame.data(),
+                            encoded.frame.size()),
+            size);
+  if (encoding == Encoding::kXor) {
+    ASSERT_EQ(size, pair.old_bytes.size());
+    for (std::size_t i = 0; i < size; ++i) {
+      ASSERT_EQ(content[i], pair.old_bytes[i] ^ pair.new_bytes[i]);
+    }
+  }
+}
+
+class DeltaTest : public testing::TestWithParam<Encoding> {};
+INSTANTIATE_TEST_SUITE_P(Encodings, DeltaTest,
+                         testing::Values(Encoding::kXor, Encoding::kOverwrite),
+                         [](const auto& tested) { return std::string(Name(tested.param)); });
+
+TEST_P(DeltaTest, AllSizesUnitsAndDensities) {
+  std::uint64_t seed = 1;
+  for (const std::size_t size : {1, 2, 7, 8, 9, 31, 33, 1000, 65536, 65537, 131072, 131073, 524288,
+                                 1'700'001}) {
+    for (const std::uint32_t unit : {1, 2, 4}) {
+      if (size % unit != 0) continue;
+      for (const double density : {0.0, 0.00001, 0.003, 0.05, 0.4, 1.0}) {
+        SCOPED_TRACE(testing::Message() << size << " bytes, unit " << unit << ", " << density);
+        CheckPair(GetParam(), MakePair(size, density, unit, seed++), unit);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(DeltaTest, ChangesOnlyAtTheVeryStartOrEnd) {
+  for (const std::size_t size : {131072UL, 3 * kXorPieceBytes, 2 * kXorPieceBytes + 2}) {
+    for (const std::size_t at : {std::size_t{0}, size / 2, size - 1}) {
+      Pair pair = MakePair(size, 0, 2, 9);
+      pair.new_bytes[at] ^= std::byte{1};
+      CheckPair(GetParam(), pair, 2);
+    }
+  }
+}
+
+// Runs of equal and of different bytes of any length, so that every boundary of the encoder is met.
+RC_GTEST_PROP(DeltaProperty, RunsOfAnyLength, ()) {
+  const auto unit = *rc::gen::element<std::uint32_t>(1, 2, 4);
+  const auto runs =
+      *rc::gen::container<std::vector<std::uint32_t>>(rc::gen::inRange<std::uint32_t>(0, 40'000));
+  Pair pair;
+  bool differs = false;
+  for (const std::uint32_t run : runs) {
+    pair.old_bytes.resize(pair.old_bytes.size() + run, std::byte{7});
+    pair.new_bytes.resize(pair.old_bytes.size(), differs ? std::byte{9} : std::byte{7});
+    differs = !differs;
+  }
+  pair.old_bytes.resize(pair.old_bytes.size() / 4 * 4);
+  pair.new_bytes.resize(pair.old_bytes.size());
+  for (const Encoding encoding : {Encoding::kXor, Encoding::kOverwrite}) {
+    CheckPair(encoding, pair, unit);
+  }
+}
+
+TEST_P(DeltaTest, AnyDamageIsAnErrorOrAnotherTensorButNeverACrash) {
+  const Pair pair = MakePair(3000, 0.1, 2, 5);
+  const Encoded encoded = Encode(GetParam(), pair.old_bytes, pair.new_bytes, 2);
+  for (std::size_t size = 0; size < encoded.frame.size(); ++size) {
+    EXPECT_ERROR(Apply(GetParam(), ByteSpan(encoded.frame).first(size), pair.old_bytes, 2),
+                 Code::kCorrupt, "");
+  }
+  Bytes longer = encoded.frame;
+  longer.push_back(std::byte{0});
+  EXPECT_ERROR(Apply(GetParam(), longer, pair.old_bytes, 2), Code::kCorrupt, "1 bytes follow");
+  for (std::size_t at = 0; at < encoded.frame.size(); ++at) {
+    for (const int bit : {0, 3, 7}) {
+      Bytes damaged = encoded.frame;
+      damaged[at] ^= static_cast<std::byte>(1 << bit);
+      (void)Apply(GetParam(), damaged, pair.old_bytes, 2);
+      (void)CheckFrame(GetParam(), damaged);
+    }
+  }
+}
+
+TEST_P(DeltaTest, FramesOfAnotherTensorAreRefused) {
+  const Pair pair = MakePair(3000, 1.0, 2, 5);
+  const Encoded encoded = Encode(GetParam(), pair.old_bytes, pair.new_bytes, 2);
+  const Bytes smaller(2000);
+  EXPECT_ERROR(Apply(GetParam(), encoded.frame, smaller, 2), Code::kCorrupt,
+               GetParam() == Encoding::kXor ? "decompresses to 3000 bytes, expected 2000" : "");
+}
+
+Bytes Compress(const Bytes& content) {
+  Bytes frame(ZSTD_compressBound(content.size()));
+  frame.resize(ZSTD_compress(frame.data(), frame.size(), content.data(), content.size(), 1));
+  return frame;
+}
+
+Bytes OverwriteContent(const std::vector<std::uint32_t>& numbers, std::size_t values) {
+  Bytes content(numbers.size() * 4 + values);
+  std::memcpy(content.data(), numbers.data(), numbers.size() * 4);
+  return content;
+}
+
+TEST(OverwriteTest, BadPositionsAndCountsAreNamed) {
+  const Bytes tensor(100);
+  const auto apply = [&](const std::vector<std::uint32_t>& numbers, std::size_t values) {
+    return Apply(Encoding::kOverwrite, Compress(OverwriteContent(numbers, values)), tensor, 1);
+  };
+  EXPECT_OK(apply({2, 0, 99}, 2));
+  EXPECT_OK(apply({0}, 0));
+  EXPECT_ERROR(apply({1, 100}, 1), Code::kCorrupt, "position 100 lies outside of the 100 bytes");
+  EXPECT_ERROR(apply({2, 5, 5}, 2), Code::kCorrupt, "position 5 follows 5");
+  EXPECT_ERROR(apply({2, 5, 4}, 2), Code::kCorrupt, "position 4 follows 5");
+  EXPECT_ERROR(apply({2, 5, 6}, 1), Code::kCorrupt, "2 positions take 14");
+  EXPECT_ERROR(apply({4'000'000'000}, 9), Code::kCorrupt, "4000000000 positions");
+  EXPECT_ERROR(apply({}, 3), Code::kCorrupt, "");
+}
+
+TEST(XorTest, LongUnchangedStretchesCostFourBytesABlock) {
+  Pair pair = MakePair(64 * 131072, 0, 2, 3);
+  pair.new_bytes[5'000'000] ^= std::byte{1};
+  const Encoded encoded = Encode(Encoding::kXor, pair.old_bytes, pair.new_bytes, 2);
+  EXPECT_LT(encoded.frame.size(), 64U * 4 + 100);
+}
+
+TEST(XorTest, FramesOfTheLibraryItselfAreRead) {
+  const Pair pair = MakePair(1'000'000, 0.02, 2, 4);
+  Bytes image(pair.old_bytes.size());
+  for (std::size_t i = 0; i < image.size(); ++i) image[i] = pair.old_bytes[i] ^ pair.new_bytes[i];
+  ASSERT_OK_AND_ASSIGN(const Bytes applied,
+                       Apply(Encoding::kXor, Compress(image), pair.old_bytes, 2));
+  EXPECT_TRUE(applied == pair.new_bytes);
+}
+
+}  // namespace
+}  // namespace syncline::delta
