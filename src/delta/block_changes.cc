@@ -21,42 +21,36 @@ void Scatter(ByteSpan positions, ByteSpan values, std::size_t first_byte, std::b
 
 }  // namespace
 
-void BlockChanges::Clear() {
-  positions_.clear();
-  old_values_.clear();
-  new_values_.clear();
-}
-
-void BlockChanges::Add(std::size_t unit, const std::byte* old_value, const std::byte* new_value) {
-  positions_.push_back(static_cast<std::uint16_t>(unit));
-  old_values_.insert(old_values_.end(), old_value, old_value + unit_bytes_);
-  new_values_.insert(new_values_.end(), new_value, new_value + unit_bytes_);
-}
+BlockChanges::BlockChanges(std::uint32_t unit_bytes)
+    : unit_bytes_(unit_bytes),
+      positions_(kBlockBytes / unit_bytes),
+      old_values_(kBlockBytes),
+      new_values_(kBlockBytes) {}
 
 void BlockChanges::AppendRecord(std::uint64_t offset, ByteSpan block,
                                 std::vector<std::byte>& records) const {
-  if (positions_.empty()) return;
-  const std::size_t sparse = positions_.size() * (2 + 2 * unit_bytes_);
+  if (count_ == 0) return;
+  const std::size_t values = count_ * unit_bytes_;
+  const std::size_t sparse = 2 * count_ + 2 * values;
   const bool whole = sparse > 2 * block.size();
   const std::size_t start = records.size();
   records.resize(start + kHeadBytes + (whole ? 2 * block.size() : sparse));
   std::byte* out = records.data() + start;
   base::Store(out, offset);
   base::Store(out + 8, static_cast<std::uint32_t>(block.size()));
-  base::Store(out + 12, static_cast<std::uint32_t>(positions_.size()));
+  base::Store(out + 12, static_cast<std::uint32_t>(count_));
   out[16] = static_cast<std::byte>(unit_bytes_);
   out[17] = static_cast<std::byte>(whole);
   out += kHeadBytes;
   if (!whole) {
-    std::memcpy(out, positions_.data(), positions_.size() * 2);
-    std::memcpy(out + positions_.size() * 2, old_values_.data(), old_values_.size());
-    std::memcpy(out + positions_.size() * 2 + old_values_.size(), new_values_.data(),
-                new_values_.size());
+    std::memcpy(out, positions_.data(), 2 * count_);
+    std::memcpy(out + 2 * count_, old_values_.data(), values);
+    std::memcpy(out + 2 * count_ + values, new_values_.data(), values);
     return;
   }
   std::memcpy(out, block.data(), block.size());
   std::memcpy(out + block.size(), block.data(), block.size());
-  for (std::size_t i = 0; i < positions_.size(); ++i) {
+  for (std::size_t i = 0; i < count_; ++i) {
     std::memcpy(out + positions_[i] * unit_bytes_, &old_values_[i * unit_bytes_], unit_bytes_);
   }
 }
@@ -96,10 +90,8 @@ void BlockRecord::Apply(Direction direction, base::MutableByteSpan bytes) const 
     std::memcpy(bytes.data(), values.data(), values.size());
   } else if (unit_bytes_ == 1) {
     Scatter<std::uint8_t>(positions_, values, first_byte_, bytes.data());
-  } else if (unit_bytes_ == 2) {
-    Scatter<std::uint16_t>(positions_, values, first_byte_, bytes.data());
   } else {
-    Scatter<std::uint32_t>(positions_, values, first_byte_, bytes.data());
+    Scatter<std::uint16_t>(positions_, values, first_byte_, bytes.data());
   }
 }
 

@@ -11,25 +11,32 @@
 
 namespace syncline::delta {
 
-// Changes are kept by unit (1, 2 or 4 bytes, tensor::UnitBytes), at most one entry a unit, in ascending order.
+// Changes are kept by unit (1 or 2 bytes, tensor::UnitBytes), at most one entry a unit, in ascending order.
 class BlockChanges {
  public:
-  explicit BlockChanges(std::uint32_t unit_bytes) : unit_bytes_(unit_bytes) {}
+  explicit BlockChanges(std::uint32_t unit_bytes);
 
-  void Clear();
+  void Clear() { count_ = 0; }
   std::uint32_t unit_bytes() const { return unit_bytes_; }
-  std::size_t count() const { return positions_.size(); }
+  std::size_t count() const { return count_; }
 
-  // `unit`: index of the unit in its block. Both values have unit_bytes() bytes.
-  void Add(std::size_t unit, const std::byte* old_value, const std::byte* new_value);
+  // `position`: index of the unit in its block. Unit is uint8_t or uint16_t, of unit_bytes() bytes.
+  template <typename Unit>
+  void Add(std::size_t position, Unit old_value, Unit new_value) {
+    positions_[count_] = static_cast<std::uint16_t>(position);
+    base::Store(old_values_.data() + count_ * sizeof(Unit), old_value);
+    base::Store(new_values_.data() + count_ * sizeof(Unit), new_value);
+    ++count_;
+  }
 
-  // Appends a record that describes the change to a block of `block_bytes` that starts at `offset` of its tensor: sparse, or where that would be
-  // larger, both images whole. Nothing is appended if nothing changed. `block` is the image after the change.
+  // Appends a record that describes the change to a block that starts at `offset` of its tensor: sparse, or where that would be larger, both
+  // images whole. Nothing is appended if nothing changed. `block` is the image after the change.
   void AppendRecord(std::uint64_t offset, base::ByteSpan block, std::vector<std::byte>& records) const;
 
  private:
   std::uint32_t unit_bytes_;
-  std::vector<std::uint16_t> positions_;
+  std::size_t count_ = 0;
+  std::vector<std::uint16_t> positions_;  // room for all units of a block; count_ are in use
   std::vector<std::byte> old_values_;
   std::vector<std::byte> new_values_;
 };

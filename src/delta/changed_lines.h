@@ -23,6 +23,14 @@ class ChangedLines {
     words_[byte / kWordBytes] |= std::uint64_t{1} << (byte / kLineBytes % 64);
   }
 
+  // Marks by a mask of units (tensor/unit_mask.h) whose words cover `bytes_per_word` bytes each, the first one from `offset` on.
+  void MarkWords(const std::uint64_t* mask, std::size_t words, std::uint64_t offset,
+                 std::size_t bytes_per_word) {
+    for (std::size_t i = 0; i < words; ++i) {
+      if (mask[i] != 0) Mark(offset + i * bytes_per_word);
+    }
+  }
+
   // Copies the marked lines of [begin, end) from one image of the tensor to another; `begin` is a multiple of kBlockBytes.
   void Copy(base::ByteSpan from, base::MutableByteSpan to, std::uint64_t begin,
             std::uint64_t end) const {

@@ -4,11 +4,11 @@
 #include <zstd.h>
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <memory>
 
-#include "delta/words.h"
+#include "delta/encoding.h"
+#include "tensor/unit_mask.h"
 
 namespace syncline::delta {
 namespace {
@@ -19,17 +19,35 @@ using base::Fail;
 using base::Result;
 using base::Status;
 
-// Calls visit(position) for each byte that differs, in order.
-template <typename Visit>
-void ForEachByte(ByteSpan a, ByteSpan b, const Visit& visit) {
-  ForEachDifference(a, b, [&](std::uint64_t at, std::uint64_t x) {
-    for (; x != 0;) {
-      const auto byte = static_cast<std::uint64_t>(std::countr_zero(x)) / 8;
-      visit(at + byte);
-      x &= ~(std::uint64_t{0xff} << (8 * byte));
+// Compares two images block by block; calls visit(mask, words, offset) with the units of
+// each block that differ.
+class Comparison {
+ public:
+  Comparison(ByteSpan a, ByteSpan b) : a_(a), b_(b) {}
+
+  template <typename Visit>
+  void ForEachBlock(std::size_t unit_bytes, const Visit& visit) {
+    for (std::uint64_t at = 0; at < a_.size(); at += kBlockBytes) {
+      const std::size_t size = std::min<std::uint64_t>(kBlockBytes, a_.size() - at);
+      tensor::XorWithMask(&a_[at], &b_[at], size, unit_bytes, image_.data(), mask_.data());
+      visit(mask_.data(), tensor::MaskWords(size, unit_bytes), at);
     }
-  });
-}
+  }
+
+  // Calls visit(position) for each byte that differs.
+  template <typename Visit>
+  void ForEachByte(const Visit& visit) {
+    ForEachBlock(1, [&](const std::uint64_t* mask, std::size_t words, std::uint64_t at) {
+      tensor::ForEachSet(mask, words, [&](std::size_t byte) { visit(at + byte); });
+    });
+  }
+
+ private:
+  ByteSpan a_;
+  ByteSpan b_;
+  std::vector<std::byte> image_ = std::vector<std::byte>(kBlockBytes);
+  std::vector<std::uint64_t> mask_ = std::vector<std::uint64_t>(kBlockBytes / 64);
+};
 
 // A zstd stream into a growing buffer.
 class Compressor {
@@ -84,31 +102,31 @@ class Compressor {
 }  // namespace
 
 Result<OverwriteFrame> EncodeOverwrite(ByteSpan old_bytes, ByteSpan new_bytes,
-                                       std::uint32_t unit_bytes, ChangedLines& lines) {
+                                       tensor::Dtype dtype, ChangedLines& lines) {
   if (old_bytes.size() > std::uint64_t{std::numeric_limits<std::uint32_t>::max()} + 1) {
     return Fail(Code::kLimitExceeded,
                 fmt::format("{} bytes, but overwrite positions reach only 4 GiB; use xor",
                             old_bytes.size()));
   }
-  const auto count_units = unit_bytes == 1   ? NonZeroUnits<std::uint8_t>
-                           : unit_bytes == 2 ? NonZeroUnits<std::uint16_t>
-                                             : NonZeroUnits<std::uint32_t>;
   OverwriteFrame frame;
   std::uint64_t count = 0;
-  ForEachDifference(old_bytes, new_bytes, [&](std::uint64_t at, std::uint64_t x) {
-    frame.changed_units += count_units(x);
-    count += NonZeroUnits<std::uint8_t>(x);
-    lines.Mark(at);
+  Comparison comparison(old_bytes, new_bytes);
+  const std::size_t unit = UnitBytes(dtype);
+  comparison.ForEachBlock(unit, [&](const std::uint64_t* mask, std::size_t words,
+                                    std::uint64_t at) {
+    frame.changed_elements += tensor::CountElements(mask, words, UnitsPerElement(dtype));
+    lines.MarkWords(mask, words, at, 64 * unit);
   });
+  comparison.ForEachByte([&](std::uint64_t) { ++count; });
   if (count == 0) return frame;
   if (count > std::numeric_limits<std::uint32_t>::max()) {
     return Fail(Code::kLimitExceeded, "every byte of 4 GiB differs; use xor");
   }
   Compressor compressor(4 + 5 * count);
   compressor.Put(static_cast<std::uint32_t>(count));
-  ForEachByte(old_bytes, new_bytes,
-              [&](std::uint64_t at) { compressor.Put(static_cast<std::uint32_t>(at)); });
-  ForEachByte(old_bytes, new_bytes, [&](std::uint64_t at) { compressor.Put(new_bytes[at]); });
+  comparison.ForEachByte(
+      [&](std::uint64_t at) { compressor.Put(static_cast<std::uint32_t>(at)); });
+  comparison.ForEachByte([&](std::uint64_t at) { compressor.Put(new_bytes[at]); });
   SYNCLINE_ASSIGN(frame.bytes, compressor.Finish());
   return frame;
 }

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "delta/words.h"
+#include "tensor/unit_mask.h"
 
 namespace syncline::delta {
 namespace {
@@ -101,57 +101,29 @@ class FrameReader {
 };
 
 template <typename Unit>
-void ApplyXorWord(std::byte* at, std::size_t unit, std::uint64_t x, BlockChanges& changes) {
-  for (; x != 0; ++unit, at += sizeof(Unit)) {
-    if constexpr (sizeof(Unit) < 8) {
-      const auto part = static_cast<Unit>(x);
-      x >>= 8 * sizeof(Unit);
-      if (part == 0) continue;
-      const auto old_value = Load<Unit>(at);
-      const auto new_value = static_cast<Unit>(old_value ^ part);
-      changes.Add(unit, reinterpret_cast<const std::byte*>(&old_value),
-                  reinterpret_cast<const std::byte*>(&new_value));
-      base::Store(at, new_value);
-    }
-  }
-}
-
-template <typename Unit>
-void ApplyXor(ByteSpan image, MutableByteSpan block, BlockChanges& changes) {
-  std::size_t at = 0;
-  for (; at + 32 <= block.size(); at += 32) {
-    const auto x0 = Load<std::uint64_t>(&image[at]);
-    const auto x1 = Load<std::uint64_t>(&image[at + 8]);
-    const auto x2 = Load<std::uint64_t>(&image[at + 16]);
-    const auto x3 = Load<std::uint64_t>(&image[at + 24]);
-    if ((x0 | x1 | x2 | x3) == 0) continue;
-    if (x0 != 0) ApplyXorWord<Unit>(&block[at], at / sizeof(Unit), x0, changes);
-    if (x1 != 0) ApplyXorWord<Unit>(&block[at + 8], (at + 8) / sizeof(Unit), x1, changes);
-    if (x2 != 0) ApplyXorWord<Unit>(&block[at + 16], (at + 16) / sizeof(Unit), x2, changes);
-    if (x3 != 0) ApplyXorWord<Unit>(&block[at + 24], (at + 24) / sizeof(Unit), x3, changes);
-  }
-  for (; at < block.size(); at += 8) {
-    ApplyXorWord<Unit>(block.data() + at, at / sizeof(Unit), LoadUpTo8(image.subspan(at)), changes);
-  }
+void ApplyXor(ByteSpan image, const std::uint64_t* mask, MutableByteSpan block,
+              BlockChanges& changes) {
+  tensor::ForEachSet(mask, tensor::MaskWords(block.size(), sizeof(Unit)), [&](std::size_t unit) {
+    std::byte* at = block.data() + unit * sizeof(Unit);
+    const auto old_value = Load<Unit>(at);
+    const auto new_value =
+        static_cast<Unit>(old_value ^ Load<Unit>(image.data() + unit * sizeof(Unit)));
+    changes.Add(unit, old_value, new_value);
+    base::Store(at, new_value);
+  });
 }
 
 class XorPatch final : public TensorPatch {
  public:
-  explicit XorPatch(FrameReader frame) : frame_(std::move(frame)), image_(kBlockBytes) {}
+  explicit XorPatch(FrameReader frame)
+      : frame_(std::move(frame)), image_(kBlockBytes), mask_(kBlockBytes / 64) {}
 
   Status ApplyNext(MutableByteSpan block, BlockChanges& changes) override {
     const MutableByteSpan image = std::span(image_).first(block.size());
     SYNCLINE_TRY(frame_.ReadExactly(image));
-    switch (changes.unit_bytes()) {
-      case 1:
-        ApplyXor<std::uint8_t>(image, block, changes);
-        break;
-      case 2:
-        ApplyXor<std::uint16_t>(image, block, changes);
-        break;
-      default:
-        ApplyXor<std::uint32_t>(image, block, changes);
-    }
+    tensor::NonZeroMask(image.data(), image.size(), changes.unit_bytes(), mask_.data());
+    (changes.unit_bytes() == 1 ? ApplyXor<std::uint8_t> : ApplyXor<std::uint16_t>)(
+        image, mask_.data(), block, changes);
     return {};
   }
 
@@ -160,6 +132,7 @@ class XorPatch final : public TensorPatch {
  private:
   FrameReader frame_;
   std::vector<std::byte> image_;
+  std::vector<std::uint64_t> mask_;
 };
 
 // The content of an overwrite frame, whole, because each value stands far from its position.
@@ -220,20 +193,10 @@ class OverwritePatch final : public TensorPatch {
   explicit OverwritePatch(OverwriteContent content) : content_(std::move(content)) {}
 
   Status ApplyNext(MutableByteSpan block, BlockChanges& changes) override {
-    const std::uint32_t unit_bytes = changes.unit_bytes();
-    while (next_ < content_.count && content_.position(next_) < offset_ + block.size()) {
-      // All positions that fall into one unit are one change.
-      const std::size_t unit = (content_.position(next_) - offset_) / unit_bytes;
-      std::byte* at = block.data() + unit * unit_bytes;
-      std::array<std::byte, 4> old_value;
-      std::memcpy(old_value.data(), at, unit_bytes);
-      const std::uint64_t end = offset_ + (unit + 1) * unit_bytes;
-      for (; next_ < content_.count && content_.position(next_) < end; ++next_) {
-        block[content_.position(next_) - offset_] = content_.value(next_);
-      }
-      if (std::memcmp(old_value.data(), at, unit_bytes) != 0) {
-        changes.Add(unit, old_value.data(), at);
-      }
+    if (changes.unit_bytes() == 1) {
+      Overwrite<std::uint8_t>(block, changes);
+    } else {
+      Overwrite<std::uint16_t>(block, changes);
     }
     offset_ += block.size();
     return {};
@@ -242,6 +205,22 @@ class OverwritePatch final : public TensorPatch {
   Status Finish() override { return {}; }
 
  private:
+  template <typename Unit>
+  void Overwrite(MutableByteSpan block, BlockChanges& changes) {
+    while (next_ < content_.count && content_.position(next_) < offset_ + block.size()) {
+      // All positions that fall into one unit are one change.
+      const std::size_t unit = (content_.position(next_) - offset_) / sizeof(Unit);
+      std::byte* at = block.data() + unit * sizeof(Unit);
+      const auto old_value = Load<Unit>(at);
+      const std::uint64_t end = offset_ + (unit + 1) * sizeof(Unit);
+      for (; next_ < content_.count && content_.position(next_) < end; ++next_) {
+        block[content_.position(next_) - offset_] = content_.value(next_);
+      }
+      const auto new_value = Load<Unit>(at);
+      if (old_value != new_value) changes.Add(unit, old_value, new_value);
+    }
+  }
+
   OverwriteContent content_;
   std::size_t next_ = 0;      // first position that was not written yet
   std::uint64_t offset_ = 0;  // of the next block
@@ -264,14 +243,13 @@ Result<std::uint64_t> CheckFrame(Encoding encoding, ByteSpan frame) {
   }
   SYNCLINE_ASSIGN(FrameReader reader, FrameReader::Open(frame, FrameReader::kUnknown));
   std::vector<std::byte> image(kBlockBytes);
+  std::vector<std::uint64_t> mask(kBlockBytes / 64);
   std::uint64_t changed = 0;
   while (true) {
     SYNCLINE_ASSIGN(const std::size_t got, reader.ReadSome(image));
     if (got == 0) break;
-    for (std::size_t at = 0; at < got; at += 8) {
-      const std::uint64_t word = LoadUpTo8(ByteSpan(image).subspan(at, std::min<std::size_t>(8, got - at)));
-      if (word != 0) changed += NonZeroUnits<std::uint8_t>(word);
-    }
+    tensor::NonZeroMask(image.data(), got, 1, mask.data());
+    changed += tensor::CountElements(mask.data(), tensor::MaskWords(got, 1), 1);
   }
   SYNCLINE_TRY(reader.ExpectEnd());
   return changed;

@@ -20,7 +20,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "delta/words.h"
+#include "tensor/unit_mask.h"
 
 namespace syncline::delta {
 namespace {
@@ -52,76 +52,51 @@ struct BlockHeader {
 // Turns the differing bytes of one block, seen in ascending order, into sequences.
 class Sequencer {
  public:
-  explicit Sequencer(std::vector<ZSTD_Sequence>& sequences) : sequences_(sequences) {}
+  explicit Sequencer(ZSTD_Sequence* out) : out_(out) {}
 
   // The bytes in [first, end) hold a difference at both ends; all between the previous call's end and `first` are equal.
   void Add(std::size_t first, std::size_t end) {
     if (first - zeros_ >= kMinRun) Flush(first);
     zeros_ = end;
   }
-  // The block ends at `size`.
-  void Finish(std::size_t size) {
-    if (size - zeros_ >= kMinRun) {
-      Flush(size);
-    }
-    sequences_.push_back({.offset = 0,
-                          .litLength = static_cast<unsigned>(size - literals_),
-                          .matchLength = 0,
-                          .rep = 0});
+  // The block ends at `size`. Returns the end of the sequences.
+  ZSTD_Sequence* Finish(std::size_t size) {
+    if (size - zeros_ >= kMinRun) Flush(size);
+    *out_++ = {.offset = 0, .litLength = static_cast<unsigned>(size - literals_)};
+    return out_;
   }
 
  private:
   // The run [zeros_, end): its first byte is the last literal, the others are a match of it.
   void Flush(std::size_t end) {
-    sequences_.push_back({.offset = 1,
-                          .litLength = static_cast<unsigned>(zeros_ + 1 - literals_),
-                          .matchLength = static_cast<unsigned>(end - zeros_ - 1),
-                          .rep = 0});
+    *out_++ = {.offset = 1,
+               .litLength = static_cast<unsigned>(zeros_ + 1 - literals_),
+               .matchLength = static_cast<unsigned>(end - zeros_ - 1)};
     literals_ = end;
   }
 
-  std::vector<ZSTD_Sequence>& sequences_;
+  ZSTD_Sequence* out_;
   std::size_t literals_ = 0;  // where the literals begin that no sequence has yet
   std::size_t zeros_ = 0;     // end of the last differing byte
 };
 
-// Writes the xor of one block and its sequences; returns the number of differing units.
+// A run takes at least kMinRun bytes and the differing byte before it; beside these there is the run at the start and the end of the block.
+constexpr std::size_t kMaxSequences = kZstdBlock / (kMinRun + 1) + 2;
+
 template <typename Unit>
-std::uint64_t XorBlock(ByteSpan a, ByteSpan b, std::byte* out, std::uint64_t offset,
-                       std::vector<ZSTD_Sequence>& sequences, ChangedLines& lines) {
-  Sequencer sequencer(sequences);
-  std::uint64_t changed = 0;
-  const std::size_t size = a.size();
-  const auto word = [&](std::size_t at, std::uint64_t x) {
-    changed += NonZeroUnits<Unit>(x);
-    lines.Mark(offset + at);
-    sequencer.Add(at + static_cast<std::size_t>(std::countr_zero(x)) / 8,
-                  at + 8 - static_cast<std::size_t>(std::countl_zero(x)) / 8);
-  };
-  std::size_t at = 0;
-  for (; at + 32 <= size; at += 32) {
-    const std::uint64_t x0 = Load<std::uint64_t>(&a[at]) ^ Load<std::uint64_t>(&b[at]);
-    const std::uint64_t x1 = Load<std::uint64_t>(&a[at + 8]) ^ Load<std::uint64_t>(&b[at + 8]);
-    const std::uint64_t x2 = Load<std::uint64_t>(&a[at + 16]) ^ Load<std::uint64_t>(&b[at + 16]);
-    const std::uint64_t x3 = Load<std::uint64_t>(&a[at + 24]) ^ Load<std::uint64_t>(&b[at + 24]);
-    base::Store(out + at, x0);
-    base::Store(out + at + 8, x1);
-    base::Store(out + at + 16, x2);
-    base::Store(out + at + 24, x3);
-    if ((x0 | x1 | x2 | x3) == 0) continue;
-    if (x0 != 0) word(at, x0);
-    if (x1 != 0) word(at + 8, x1);
-    if (x2 != 0) word(at + 16, x2);
-    if (x3 != 0) word(at + 24, x3);
-  }
-  for (; at < size; at += 8) {
-    const std::size_t rest = std::min<std::size_t>(8, size - at);
-    const std::uint64_t x = LoadUpTo8(a.subspan(at, rest)) ^ LoadUpTo8(b.subspan(at, rest));
-    std::memcpy(out + at, &x, rest);
-    if (x != 0) word(at, x);
-  }
-  if (changed != 0) sequencer.Finish(size);
-  return changed;
+ZSTD_Sequence* AppendSequences(const std::byte* image, std::size_t size, const std::uint64_t* mask,
+                               ZSTD_Sequence* out) {
+  Sequencer sequencer(out);
+  tensor::ForEachSet(mask, tensor::MaskWords(size, sizeof(Unit)), [&](std::size_t unit) {
+    const std::size_t at = unit * sizeof(Unit);
+    if constexpr (sizeof(Unit) == 1) {
+      sequencer.Add(at, at + 1);
+    } else {
+      const auto x = Load<std::uint16_t>(image + at);
+      sequencer.Add(at + ((x & 0xff) == 0 ? 1 : 0), at + ((x >> 8) == 0 ? 1 : 2));
+    }
+  });
+  return sequencer.Finish(size);
 }
 
 void AppendRepeatedZero(std::size_t size, XorPiece& piece) {
@@ -140,7 +115,10 @@ struct XorEncoder::State {
     void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
   };
   std::unique_ptr<ZSTD_CCtx, Free> context{ZSTD_createCCtx()};
-  std::vector<ZSTD_Sequence> sequences;
+  std::vector<std::uint64_t> mask = std::vector<std::uint64_t>(kZstdBlock / 64);
+  std::vector<ZSTD_Sequence> sequences =
+      std::vector<ZSTD_Sequence>(kMaxSequences * kXorPieceBytes / kZstdBlock);
+  std::size_t sequence_count = 0;
   std::vector<std::byte> image = std::vector<std::byte>(kXorPieceBytes);
   std::vector<std::byte> frame = std::vector<std::byte>(ZSTD_compressBound(kXorPieceBytes));
 
@@ -166,8 +144,8 @@ Status XorEncoder::State::AppendCompressed(std::size_t begin, std::size_t end, X
   if (begin == end) return {};
   const std::size_t size =
       ZSTD_compressSequences(context.get(), frame.data(), frame.size(), sequences.data(),
-                             sequences.size(), image.data() + begin, end - begin);
-  sequences.clear();
+                             sequence_count, image.data() + begin, end - begin);
+  sequence_count = 0;
   const std::size_t head = ZSTD_isError(size) ? size : ZSTD_frameHeaderSize(frame.data(), size);
   if (ZSTD_isError(head)) {
     return Fail(Code::kInternal, fmt::format("zstd: {}", ZSTD_getErrorName(head)));
@@ -186,29 +164,33 @@ Status XorEncoder::State::AppendCompressed(std::size_t begin, std::size_t end, X
 }
 
 Result<XorPiece> XorEncoder::Encode(ByteSpan old_bytes, ByteSpan new_bytes, std::uint64_t offset,
-                                    std::uint32_t unit_bytes, ChangedLines& lines) {
-  const auto xor_block = unit_bytes == 1   ? XorBlock<std::uint8_t>
-                         : unit_bytes == 2 ? XorBlock<std::uint16_t>
-                                           : XorBlock<std::uint32_t>;
+                                    tensor::Dtype dtype, ChangedLines& lines) {
+  State& state = *state_;
+  const std::size_t unit = UnitBytes(dtype);
+  const auto append = unit == 1 ? AppendSequences<std::uint8_t> : AppendSequences<std::uint16_t>;
   XorPiece piece;
   std::size_t run = 0;  // where the blocks begin that were not written yet
-  state_->sequences.clear();
+  state.sequence_count = 0;
   for (std::size_t at = 0; at < old_bytes.size(); at += kZstdBlock) {
     const std::size_t size = std::min(kZstdBlock, old_bytes.size() - at);
+    const std::size_t words = tensor::MaskWords(size, unit);
+    std::byte* image = state.image.data() + at;
+    tensor::XorWithMask(&old_bytes[at], &new_bytes[at], size, unit, image, state.mask.data());
     const std::uint64_t changed =
-        xor_block(old_bytes.subspan(at, size), new_bytes.subspan(at, size),
-                  state_->image.data() + at, offset + at, state_->sequences, lines);
-    piece.changed_units += changed;
-    if (changed != 0) continue;
-    if (offset + at == 0) {
-      Sequencer(state_->sequences).Finish(size);
+        tensor::CountElements(state.mask.data(), words, UnitsPerElement(dtype));
+    if (changed == 0 && offset + at != 0) {
+      SYNCLINE_TRY(state.AppendCompressed(run, at, piece));
+      AppendRepeatedZero(size, piece);
+      run = at + size;
       continue;
     }
-    SYNCLINE_TRY(state_->AppendCompressed(run, at, piece));
-    AppendRepeatedZero(size, piece);
-    run = at + size;
+    piece.changed_elements += changed;
+    lines.MarkWords(state.mask.data(), words, offset + at, 64 * unit);
+    ZSTD_Sequence* out = state.sequences.data() + state.sequence_count;
+    state.sequence_count +=
+        static_cast<std::size_t>(append(image, size, state.mask.data(), out) - out);
   }
-  SYNCLINE_TRY(state_->AppendCompressed(run, old_bytes.size(), piece));
+  SYNCLINE_TRY(state.AppendCompressed(run, old_bytes.size(), piece));
   return piece;
 }
 

@@ -15,6 +15,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "delta/changed_lines.h"
+#include "tensor/dtype.h"
 
 namespace syncline::delta {
 
@@ -24,7 +25,7 @@ inline constexpr std::size_t kXorPieceBytes = 512 * 1024;
 struct XorPiece {
   std::vector<std::byte> blocks;       // zstd blocks, none marked as the last one
   std::size_t last_block = 0;          // where the header of the last one stands in `blocks`
-  std::uint64_t changed_units = 0;     // elements of `unit_bytes` that differ
+  std::uint64_t changed_elements = 0;
 };
 
 // One thread at a time; keeps its buffers between calls.
@@ -35,9 +36,8 @@ class XorEncoder {
   XorEncoder(XorEncoder&&) noexcept;
 
   // Encodes tensor bytes [offset, offset + size) given as two images of that range, at most kXorPieceBytes, and marks what differs.
-  // unit_bytes: 1, 2 or 4.
   base::Result<XorPiece> Encode(base::ByteSpan old_bytes, base::ByteSpan new_bytes,
-                                std::uint64_t offset, std::uint32_t unit_bytes,
+                                std::uint64_t offset, tensor::Dtype dtype,
                                 ChangedLines& lines);
 
  private:

@@ -48,7 +48,9 @@ std::string_view Name(Dtype dtype) { return kDtypes.at(static_cast<std::size_t>(
 
 std::uint32_t Bits(Dtype dtype) { return kDtypes.at(static_cast<std::size_t>(dtype)).bits; }
 
-std::uint32_t UnitBytes(Dtype dtype) { return std::clamp(Bits(dtype) / 8, 1U, 4U); }
+std::uint32_t UnitBytes(Dtype dtype) { return Bits(dtype) >= 16 ? 2 : 1; }
+
+std::uint32_t UnitsPerElement(Dtype dtype) { return std::max(Bits(dtype) / 16, 1U); }
 
 base::Result<std::uint64_t> ElementCount(Shape shape) {
   std::uint64_t count = 1;

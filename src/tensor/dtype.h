@@ -47,9 +47,12 @@ std::optional<Dtype> FindDtype(std::string_view name);
 std::string_view Name(Dtype dtype);
 std::uint32_t Bits(Dtype dtype);
 
-// Bytes in which a change of one element shows: 1, 2 or 4 (elements of 4 and 6 bits share bytes; those of 8 bytes are taken as two
-// halves). Divides the byte size of every tensor of that type.
+// Changes are looked for, recorded and written in units: two bytes where elements have two or more, else one. Divides the byte size of every
+// tensor of that type.
 std::uint32_t UnitBytes(Dtype dtype);
+
+// Units of one element: 1, 2 or 4. Elements of 4 and 6 bits share a unit, and where elements are counted each unit counts as one.
+std::uint32_t UnitsPerElement(Dtype dtype);
 
 using Shape = std::span<const std::uint64_t>;
 

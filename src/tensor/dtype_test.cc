@@ -20,6 +20,7 @@ TEST(DtypeTest, TableIsConsistent) {
     const std::array<std::uint64_t, 2> shape = {3, 8};
     EXPECT_EQ(ByteCount(info.dtype, shape).value(), 3U * info.bits);
     EXPECT_EQ(ByteCount(info.dtype, shape).value() % UnitBytes(info.dtype), 0U);
+    EXPECT_EQ(UnitBytes(info.dtype) * UnitsPerElement(info.dtype), std::max(info.bits / 8, 1));
   }
   EXPECT_EQ(index, 22U);
   EXPECT_EQ(FindDtype("F12"), std::nullopt);

@@ -135,11 +135,13 @@ def _json() -> Iterator[Case]:
     }
     for name, header in bad.items():
         yield Case(f"json-{name}", file_of(header, _DATA), False)
-    yield Case("json-nested-20-deep", file_of(_text(more=',"q":' + "[" * 20 + "]" * 20), _DATA), True)
+    yield Case(
+        "json-nested-20-deep", file_of(_text(more=',"q":' + "[" * 20 + "]" * 20), _DATA), True
+    )
 
 
 def _numbers() -> Iterator[Case]:
-    """BR-15: shapes and offsets are whole numbers of at most 64 bits, and products stay in bounds."""
+    """BR-15: shapes and offsets are whole numbers below 2^64; no product overflows."""
     for name, shape in {
         "negative": "[-2]",
         "minus-zero": "[-0,2]",

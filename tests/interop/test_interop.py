@@ -74,7 +74,7 @@ class TestOurStore:
             assert applied == ([] if number == 0 else [number])
             assert read_checkpoint(replica) == tensors
 
-    def test_every_dtype(self, publish, store, replica, rng) -> None:
+    def test_br_19_every_dtype(self, publish, store, replica, rng) -> None:
         steps = training_steps(rng, 1, dtypes=tuple(reference.DTYPE_BITS))
         for tensors in steps:
             publish(tensors)
@@ -151,7 +151,7 @@ class TestOurStore:
         assert json.loads((directory / reference.INDEX_NAME).read_text())["weight_map"] == {}
         assert not list(directory.glob("*.safetensors"))
 
-    def test_no_change_but_a_scalar(self, publish, store, replica, rng) -> None:
+    def test_br_18_no_change_but_a_scalar(self, publish, store, replica, rng) -> None:
         """BR-18: a delta of one rank-0 tensor beside empty ones."""
         old = random_tensors(rng, FEW_DTYPES)
         scalar = next(name for name, tensor in old.items() if tensor.shape == ())
@@ -161,7 +161,7 @@ class TestOurStore:
         reference.pull(store, replica)
         assert read_checkpoint(replica) == new
 
-    def test_checkpoint_without_any_tensor(self, publish, store, replica) -> None:
+    def test_br_18_checkpoint_without_any_tensor(self, publish, store, replica) -> None:
         """BR-18: a file that holds no tensor at all."""
         publish({})
         publish({})
@@ -212,7 +212,7 @@ class TestOurReplica:
             assert_replica(cli, replica, number, new)
 
     @pytest.mark.parametrize("encoding", ENCODINGS)
-    def test_every_dtype(self, cli, store, replica, rng, encoding) -> None:
+    def test_br_19_every_dtype(self, cli, store, replica, rng, encoding) -> None:
         steps = training_steps(rng, 1, dtypes=tuple(reference.DTYPE_BITS))
         reference.write_full(store, 0, steps[0], shards=4)
         reference.write_delta(store, 1, *steps, encoding, shards=2)
