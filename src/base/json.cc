@@ -186,6 +186,12 @@ class Writer {
 
 }  // namespace
 
+Json::Json(const Json&) = default;
+Json::Json(Json&&) noexcept = default;
+Json& Json::operator=(const Json&) = default;
+Json& Json::operator=(Json&&) noexcept = default;
+Json::~Json() = default;
+
 const Json* Json::Find(std::string_view key) const {
   if (const Object* members = object()) {
     for (const Member& member : *members) {

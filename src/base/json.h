@@ -23,11 +23,16 @@ class Json {
                              Array, Object>;
 
   Json() : value_(nullptr) {}
+  Json(const Json&);
+  Json(Json&&) noexcept;
+  Json& operator=(const Json&);
+  Json& operator=(Json&&) noexcept;
+  ~Json();
   Json(Value value) : value_(std::move(value)) {}  // NOLINT: a Json is made from any of its values
   Json(const char* text) : value_(std::string(text)) {}  // NOLINT
   Json(std::string_view text) : value_(std::string(text)) {}  // NOLINT
   template <typename T>
-    requires std::is_constructible_v<Value, T>
+    requires(std::is_constructible_v<Value, T> && !std::is_same_v<std::remove_cvref_t<T>, Json>)
   Json(T&& value) : value_(std::forward<T>(value)) {}  // NOLINT
 
   const Value& value() const { return value_; }

@@ -1,0 +1,261 @@
+// 1. Tensors are taken in batches of kBatchBytes.
+// 2. A batch becomes tasks: a tensor of up to kFusedBytes is one task, which encodes and hashes it piece by piece while it is in the cache; of a
+//    larger one each kPartBytes are a task, and its hash, which cannot be divided, is another. Dear tasks start first.
+// 3. Frames of a batch wait until kFileBytes are together, then they become a file, written under a name of its own.
+// 4. At the end, when their number is known, files get their names and the index is written.
+#include "store/delta_writer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+
+#include "checkpoint/safetensors.h"
+#include "delta/overwrite_encoder.h"
+#include "delta/xor_encoder.h"
+
+namespace syncline::store {
+namespace {
+
+using base::FileSystem;
+using base::Result;
+using base::Status;
+using delta::XorEncoder;
+using delta::XorPiece;
+using tensor::TensorView;
+
+constexpr std::uint64_t kBatchBytes = 128 << 20;
+constexpr std::uint64_t kFusedBytes = 8 << 20;
+constexpr std::uint64_t kPartBytes = 8 * delta::kXorPieceBytes;
+constexpr std::uint64_t kFileBytes = 64 << 20;
+static_assert(kPartBytes % delta::kXorPieceBytes == 0);
+
+// What comes out of one tensor.
+struct Encoded {
+  std::vector<XorPiece> pieces;
+  std::vector<std::byte> frame;
+  std::uint64_t elements_changed = 0;
+  std::string hash;
+};
+
+// Encoders with their buffers, handed from task to task.
+class EncoderPool {
+ public:
+  std::unique_ptr<XorEncoder> Take() {
+    const std::scoped_lock lock(mutex_);
+    if (free_.empty()) return std::make_unique<XorEncoder>();
+    auto encoder = std::move(free_.back());
+    free_.pop_back();
+    return encoder;
+  }
+  void Give(std::unique_ptr<XorEncoder> encoder) {
+    const std::scoped_lock lock(mutex_);
+    free_.push_back(std::move(encoder));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<XorEncoder>> free_;
+};
+
+struct Task {
+  enum class Kind { kEncodeAndHash, kEncode, kHash };
+  Kind kind;
+  std::size_t tensor;
+  std::uint64_t begin;
+  std::uint64_t end;
+
+  // Encoding is about five times as dear as hashing.
+  std::uint64_t cost() const { return (end - begin) * (kind == Kind::kHash ? 1 : 5); }
+};
+
+class DeltaWriter {
+ public:
+  DeltaWriter(FileSystem& files, const std::string& directory,
+              std::span<const TensorView> old_tensors, std::span<const TensorView> new_tensors,
+              const DeltaInfo& info, bool durable, std::vector<delta::ChangedLines>& lines)
+      : files_(files),
+        directory_(directory),
+        old_(old_tensors),
+        new_(new_tensors),
+        info_(info),
+        durable_(durable),
+        lines_(lines) {}
+
+  Result<DeltaCounts> Write(base::ThreadPool& pool, base::Progress& progress,
+                            const base::CancelToken* cancel) {
+    std::uint64_t total = 0;
+    lines_.clear();
+    for (const TensorView& view : new_) {
+      lines_.emplace_back(view.bytes.size());
+      total += view.bytes.size();
+    }
+    progress.Begin("encode", total);
+    for (std::size_t begin = 0; begin < new_.size();) {
+      std::size_t end = begin;
+      for (std::uint64_t bytes = 0; end < new_.size() && (end == begin || bytes < kBatchBytes);) {
+        bytes += new_[end++].bytes.size();
+      }
+      SYNCLINE_TRY(EncodeBatch(begin, end, pool, progress, cancel));
+      begin = end;
+    }
+    SYNCLINE_TRY(FlushFile());
+    SYNCLINE_TRY(Finish());
+    return std::move(counts_);
+  }
+
+ private:
+  struct Pending {
+    std::string name;
+    std::vector<std::byte> frame;
+    std::string hash;
+  };
+
+  Status EncodeBatch(std::size_t begin, std::size_t end, base::ThreadPool& pool,
+                     base::Progress& progress, const base::CancelToken* cancel) {
+    std::vector<Encoded> encoded(end - begin);
+    std::vector<Task> tasks;
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint64_t bytes = new_[i].bytes.size();
+      encoded[i - begin].pieces.resize((bytes + delta::kXorPieceBytes - 1) / delta::kXorPieceBytes);
+      if (bytes == 0) continue;
+      if (bytes <= kFusedBytes || info_.encoding != delta::Encoding::kXor) {
+        tasks.push_back({Task::Kind::kEncodeAndHash, i, 0, bytes});
+        continue;
+      }
+      tasks.push_back({Task::Kind::kHash, i, 0, bytes});
+      for (std::uint64_t at = 0; at < bytes; at += kPartBytes) {
+        tasks.push_back({Task::Kind::kEncode, i, at, std::min(bytes, at + kPartBytes)});
+      }
+    }
+    std::ranges::stable_sort(tasks, std::ranges::greater(), &Task::cost);
+    SYNCLINE_TRY(pool.ParallelFor(
+        tasks.size(),
+        [&](std::size_t i) {
+          return RunTask(tasks[i], encoded[tasks[i].tensor - begin], progress);
+        },
+        cancel));
+    for (std::size_t i = begin; i < end; ++i) SYNCLINE_TRY(Collect(i, encoded[i - begin]));
+    return {};
+  }
+
+  Status RunTask(const Task& task, Encoded& encoded, base::Progress& progress) {
+    const TensorView& old_view = old_[task.tensor];
+    const TensorView& new_view = new_[task.tensor];
+    if (task.kind == Task::Kind::kHash) {
+      encoded.hash = tensor::HashHex(info_.checksum, new_view.bytes);
+      return {};
+    }
+    if (info_.encoding == delta::Encoding::kOverwrite) {
+      auto frame = delta::EncodeOverwrite(old_view.bytes, new_view.bytes, new_view.dtype,
+                                          lines_[task.tensor]);
+      if (!frame) return Annotate(std::move(frame).error(), "tensor " + new_view.name);
+      encoded.frame = std::move(frame->bytes);
+      encoded.elements_changed = frame->changed_elements;
+      encoded.hash = tensor::HashHex(info_.checksum, new_view.bytes);
+      progress.Add(new_view.bytes.size());
+      return {};
+    }
+    auto encoder = encoders_.Take();
+    const auto hasher = tensor::MakeHasher(info_.checksum);
+    for (std::uint64_t at = task.begin; at < task.end; at += delta::kXorPieceBytes) {
+      const std::uint64_t size = std::min<std::uint64_t>(delta::kXorPieceBytes, task.end - at);
+      SYNCLINE_ASSIGN(encoded.pieces[at / delta::kXorPieceBytes],
+                      encoder->Encode(old_view.bytes.subspan(at, size),
+                                      new_view.bytes.subspan(at, size), at, new_view.dtype,
+                                      lines_[task.tensor]));
+      if (task.kind == Task::Kind::kEncodeAndHash) hasher->Update(new_view.bytes.subspan(at, size));
+      progress.Add(size);
+    }
+    if (task.kind == Task::Kind::kEncodeAndHash) encoded.hash = hasher->Hex();
+    encoders_.Give(std::move(encoder));
+    return {};
+  }
+
+  Status Collect(std::size_t index, Encoded& encoded) {
+    for (const XorPiece& piece : encoded.pieces) encoded.elements_changed += piece.changed_elements;
+    if (encoded.elements_changed == 0) return {};
+    if (info_.encoding == delta::Encoding::kXor) {
+      encoded.frame = AssembleXorFrame(new_[index].bytes.size(), encoded.pieces);
+      encoded.pieces.clear();
+    }
+    ++counts_.tensors_changed;
+    counts_.elements_changed += encoded.elements_changed;
+    pending_bytes_ += encoded.frame.size();
+    pending_.push_back({new_[index].name, std::move(encoded.frame), std::move(encoded.hash)});
+    if (pending_bytes_ >= kFileBytes) return FlushFile();
+    return {};
+  }
+
+  static std::string AsideName(std::size_t number) { return fmt::format("part-{}", number); }
+
+  Status FlushFile() {
+    if (pending_.empty()) return {};
+    std::vector<checkpoint::TensorSpec> specs;
+    checkpoint::Metadata metadata;
+    std::ranges::sort(pending_, {}, &Pending::name);
+    for (Pending& item : pending_) {
+      specs.push_back({.name = item.name, .shape = {item.frame.size()}});
+      metadata.emplace_back(item.name, std::move(item.hash));
+      weight_map_.emplace_back(item.name, file_sizes_.size());
+    }
+    SYNCLINE_ASSIGN(auto layout, checkpoint::LayOutSafetensors(std::move(specs), metadata));
+    SYNCLINE_ASSIGN(auto writer, checkpoint::SafetensorsWriter::Create(
+                                     files_, Path(AsideName(file_sizes_.size())), std::move(layout)));
+    // The layout of tensors of one dtype is by name, as pending_ is.
+    for (std::size_t i = 0; i < pending_.size(); ++i) {
+      SYNCLINE_TRY(writer.WriteAt(pending_[i].frame, writer.header().tensors[i].offset));
+    }
+    file_sizes_.push_back(writer.header().file_bytes);
+    SYNCLINE_TRY(writer.Commit(durable_));
+    pending_.clear();
+    pending_bytes_ = 0;
+    return {};
+  }
+
+  Status Finish() {
+    checkpoint::Index index{.metadata = DeltaMetadata(info_)};
+    for (std::size_t i = 0; i < file_sizes_.size(); ++i) {
+      const std::string name = checkpoint::ShardName(i, file_sizes_.size());
+      SYNCLINE_TRY(files_.Rename(Path(AsideName(i)), Path(name)));
+      counts_.files.emplace_back(name, file_sizes_[i]);
+    }
+    for (auto& [tensor, file] : weight_map_) {
+      index.weight_map.emplace_back(std::move(tensor), counts_.files[file].first);
+    }
+    const std::string text = IndexText(std::move(index));
+    counts_.files.emplace_back(checkpoint::kIndexName, text.size());
+    return base::WriteTextAtomically(files_, Path(checkpoint::kIndexName), text, durable_);
+  }
+
+  std::string Path(std::string_view name) const { return base::JoinPath(directory_, name); }
+
+  FileSystem& files_;
+  const std::string& directory_;
+  std::span<const TensorView> old_;
+  std::span<const TensorView> new_;
+  const DeltaInfo& info_;
+  bool durable_;
+  std::vector<delta::ChangedLines>& lines_;
+  EncoderPool encoders_;
+  std::vector<Pending> pending_;
+  std::uint64_t pending_bytes_ = 0;
+  std::vector<std::uint64_t> file_sizes_;
+  std::vector<std::pair<std::string, std::size_t>> weight_map_;  // tensor, number of its file
+  DeltaCounts counts_;
+};
+
+}  // namespace
+
+Result<DeltaCounts> WriteDelta(FileSystem& files, const std::string& directory,
+                               std::span<const TensorView> old_tensors,
+                               std::span<const TensorView> new_tensors, const DeltaInfo& info,
+                               bool durable, std::vector<delta::ChangedLines>& lines,
+                               base::ThreadPool& pool, base::Progress& progress,
+                               const base::CancelToken* cancel) {
+  DeltaWriter writer(files, directory, old_tensors, new_tensors, info, durable, lines);
+  return writer.Write(pool, progress, cancel);
+}
+
+}  // namespace syncline::store

@@ -1,0 +1,226 @@
+#include "store/version.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <set>
+
+#include "checkpoint/safetensors.h"
+
+namespace syncline::store {
+namespace {
+
+using base::Code;
+using base::Fail;
+using base::FileSystem;
+using base::Json;
+using base::Result;
+using base::Status;
+
+constexpr std::string_view kPrefix = "weight_v";
+
+std::optional<std::uint64_t> ParseNumber(std::string_view text) {
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+const Json* FindIn(const Json::Object& object, std::string_view key) {
+  const auto found = std::ranges::find(object, key, &Json::Member::first);
+  return found == object.end() ? nullptr : &found->second;
+}
+
+Result<std::string> StringField(const Json::Object& metadata, std::string_view key) {
+  const Json* value = FindIn(metadata, key);
+  if (value == nullptr || value->string() == nullptr) {
+    return Fail(Code::kCorrupt, fmt::format("metadata \"{}\" is missing or not a string", key));
+  }
+  return *value->string();
+}
+
+// A number, or digits in a string.
+Result<std::uint64_t> NumberField(const Json::Object& metadata, std::string_view key) {
+  const Json* value = FindIn(metadata, key);
+  if (value != nullptr && value->unsigned_integer() != nullptr) return *value->unsigned_integer();
+  if (value != nullptr && value->string() != nullptr) {
+    if (const auto number = ParseNumber(*value->string())) return *number;
+  }
+  return Fail(Code::kCorrupt,
+              fmt::format("metadata \"{}\" is {}, not a version number", key,
+                          value == nullptr ? "missing" : ToText(*value)));
+}
+
+std::size_t HexDigits(tensor::HashKind kind) {
+  switch (kind) {
+    case tensor::HashKind::kXxh3_128:
+      return 32;
+    case tensor::HashKind::kBlake3:
+      return 64;
+    case tensor::HashKind::kAdler32:
+      return 8;
+  }
+  return 0;
+}
+
+bool IsHex(std::string_view text) {
+  return std::ranges::all_of(text, [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
+  });
+}
+
+std::string Lower(std::string text) {
+  for (char& c : text) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return text;
+}
+
+// One file of a delta: its frames, which must be those that the index expects of it.
+Status AddDeltaFile(FileSystem& files, const std::string& name, std::set<std::string> expected,
+                    Version& version) {
+  const std::string path = base::JoinPath(version.directory, name);
+  SYNCLINE_ASSIGN(const auto file, files.Open(path, base::OpenMode::kRead));
+  SYNCLINE_ASSIGN(const checkpoint::SafetensorsHeader header,
+                  checkpoint::ReadSafetensorsHeader(*file));
+  const std::map<std::string, std::string> hashes(header.metadata.begin(), header.metadata.end());
+  for (const checkpoint::TensorInfo& info : header.tensors) {
+    const auto fail = [&](std::string_view what) {
+      return Fail(Code::kCorrupt, fmt::format("{}: tensor {} {}", path, info.name, what));
+    };
+    if (expected.erase(info.name) == 0) return fail("is not in the index");
+    if (info.dtype != tensor::Dtype::kU8) return fail("is not stored as U8");
+    const auto hash = hashes.find(info.name);
+    if (hash == hashes.end()) return fail("has no checksum");
+    if (hash->second.size() != HexDigits(version.delta->checksum) || !IsHex(hash->second)) {
+      return fail(fmt::format("has the checksum {}, which is no {}", hash->second,
+                              Name(version.delta->checksum)));
+    }
+    version.tensors.push_back({.name = info.name,
+                               .hash = Lower(hash->second),
+                               .file = version.files.size(),
+                               .offset = info.offset,
+                               .bytes = info.bytes});
+  }
+  if (!expected.empty()) {
+    return Fail(Code::kCorrupt,
+                fmt::format("{}: tensors that the index expects are missing: {}", path,
+                            fmt::join(expected, ", ")));
+  }
+  version.files.push_back(name);
+  return {};
+}
+
+Status ReadDeltaFiles(FileSystem& files, const checkpoint::Index& index, Version& version) {
+  std::map<std::string, std::set<std::string>> by_file;
+  for (const auto& [tensor, file] : index.weight_map) by_file[file].insert(tensor);
+  for (auto& [file, tensors] : by_file) {
+    SYNCLINE_TRY(AddDeltaFile(files, file, std::move(tensors), version));
+  }
+  std::ranges::sort(version.tensors, {}, &DeltaTensor::name);
+  return {};
+}
+
+}  // namespace
+
+std::string VersionName(std::uint64_t version) { return fmt::format("{}{:06}", kPrefix, version); }
+
+std::optional<std::uint64_t> ParseVersionName(std::string_view name) {
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const auto number = ParseNumber(name.substr(kPrefix.size()));
+  // Only the name that we would give it: weight_v7 and weight_v000007 must not be two versions 7.
+  if (!number || VersionName(*number) != name) return std::nullopt;
+  return number;
+}
+
+Json::Object DeltaMetadata(const DeltaInfo& info) {
+  return {{"version", fmt::format("{:06}", info.version)},
+          {"base_version", fmt::format("{:06}", info.base_version)},
+          {"delta_encoding", Name(info.encoding)},
+          {"compression_format", "zstd"},
+          {"checksum_format", Name(info.checksum)}};
+}
+
+Result<std::optional<DeltaInfo>> ParseDeltaInfo(const Json::Object& metadata) {
+  if (FindIn(metadata, "delta_encoding") == nullptr) return std::nullopt;
+  DeltaInfo info;
+  SYNCLINE_ASSIGN(info.version, NumberField(metadata, "version"));
+  SYNCLINE_ASSIGN(info.base_version, NumberField(metadata, "base_version"));
+  SYNCLINE_ASSIGN(const std::string encoding, StringField(metadata, "delta_encoding"));
+  SYNCLINE_ASSIGN(const std::string compression, StringField(metadata, "compression_format"));
+  SYNCLINE_ASSIGN(const std::string checksum, StringField(metadata, "checksum_format"));
+  const auto known_encoding = delta::FindEncoding(encoding);
+  const auto known_checksum = tensor::FindHashKind(checksum);
+  if (!known_encoding) {
+    return Fail(Code::kIncompatible, fmt::format("unknown delta_encoding \"{}\"", encoding));
+  }
+  if (compression != "zstd") {
+    return Fail(Code::kIncompatible, fmt::format("unknown compression_format \"{}\"", compression));
+  }
+  if (!known_checksum) {
+    return Fail(Code::kIncompatible, fmt::format("unknown checksum_format \"{}\"", checksum));
+  }
+  info.encoding = *known_encoding;
+  info.checksum = *known_checksum;
+  return info;
+}
+
+Result<Version> ReadVersion(FileSystem& files, const std::string& store, std::uint64_t number) {
+  Version version{.number = number, .directory = base::JoinPath(store, VersionName(number))};
+  SYNCLINE_ASSIGN(const bool there, base::Exists(files, version.directory));
+  if (!there) {
+    return Fail(Code::kNotFound, fmt::format("version {} is not in {}", number, store));
+  }
+  const std::string index_path = base::JoinPath(version.directory, checkpoint::kIndexName);
+  SYNCLINE_ASSIGN(const bool indexed, base::Exists(files, index_path));
+  if (!indexed) {
+    const std::string single = base::JoinPath(version.directory, checkpoint::kSingleFileName);
+    SYNCLINE_ASSIGN(const bool full, base::Exists(files, single));
+    if (full) return version;
+    return Fail(Code::kCorrupt, fmt::format("version {}: index missing: neither {} nor {}", number,
+                                            index_path, checkpoint::kSingleFileName));
+  }
+  SYNCLINE_ASSIGN(const std::string text,
+                  base::ReadText(files, index_path, checkpoint::kMaxIndexBytes));
+  const auto annotate = [&](base::Error error) {
+    return Annotate(std::move(error), fmt::format("version {}: {}", number, index_path));
+  };
+  Result<checkpoint::Index> index = checkpoint::ParseIndex(text);
+  if (!index) return annotate(std::move(index).error());
+  auto info = ParseDeltaInfo(index->metadata);
+  if (!info) return annotate(std::move(info).error());
+  version.delta = *info;
+  if (!version.delta) return version;
+  if (version.delta->version != number || version.delta->base_version >= number) {
+    return annotate({Code::kOutOfOrder,
+                     fmt::format("it says version {} on base {}", version.delta->version,
+                                 version.delta->base_version)});
+  }
+  if (Status status = ReadDeltaFiles(files, *index, version); !status) {
+    return Annotate(std::move(status).error(), fmt::format("version {}", number));
+  }
+  return version;
+}
+
+Result<std::vector<std::uint64_t>> ListVersions(FileSystem& files, const std::string& store) {
+  SYNCLINE_ASSIGN(const std::vector<std::string> names, files.List(store));
+  std::vector<std::uint64_t> versions;
+  for (const std::string& name : names) {
+    if (const auto version = ParseVersionName(name)) versions.push_back(*version);
+  }
+  std::ranges::sort(versions);
+  return versions;
+}
+
+bool IsCompanionFile(std::string_view name) {
+  constexpr std::array<std::string_view, 9> kWeights = {
+      ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".tmp"};
+  return !name.starts_with('.') && !name.starts_with("syncline.") &&
+         std::ranges::none_of(kWeights, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+}  // namespace syncline::store

@@ -1,0 +1,65 @@
+// The directory of one published version: weight_v000123/, in the format that slime, miles and SGLang share (docs/format.md).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "checkpoint/index.h"
+#include "delta/encoding.h"
+#include "tensor/hash.h"
+
+namespace syncline::store {
+
+// "weight_v000123"
+std::string VersionName(std::uint64_t version);
+std::optional<std::uint64_t> ParseVersionName(std::string_view name);
+
+// What the index metadata of a delta says.
+struct DeltaInfo {
+  std::uint64_t version = 0;
+  std::uint64_t base_version = 0;
+  delta::Encoding encoding = delta::Encoding::kXor;
+  tensor::HashKind checksum = tensor::HashKind::kXxh3_128;
+};
+
+base::Json::Object DeltaMetadata(const DeltaInfo& info);
+// Nothing for the index of a full version. kIncompatible for an encoding, compression or checksum that we do not know, kCorrupt for
+// fields that are missing or wrong.
+base::Result<std::optional<DeltaInfo>> ParseDeltaInfo(const base::Json::Object& metadata);
+
+// The frame of one changed tensor.
+struct DeltaTensor {
+  std::string name;
+  std::string hash;          // of the new bytes, lower-case hex of DeltaInfo::checksum
+  std::size_t file = 0;      // index into Version::files
+  std::uint64_t offset = 0;  // of the frame in that file
+  std::uint64_t bytes = 0;   // of the frame
+};
+
+// A version whose index, and for a delta whose file headers, were read and agree with each other.
+struct Version {
+  std::uint64_t number = 0;
+  std::string directory;
+  std::optional<DeltaInfo> delta;    // nothing: a full version, to be opened as a checkpoint
+  std::vector<std::string> files;    // of a delta, relative to the directory
+  std::vector<DeltaTensor> tensors;  // of a delta, by name
+};
+
+// Errors name the version and the file. A directory without index is a full version if it holds model.safetensors.
+base::Result<Version> ReadVersion(base::FileSystem& files, const std::string& store,
+                                  std::uint64_t version);
+
+// Numbers of all version directories, ascending. kNotFound if there is no such directory.
+base::Result<std::vector<std::uint64_t>> ListVersions(base::FileSystem& files,
+                                                      const std::string& store);
+
+// Is that file of a checkpoint directory something to be carried along with the weights (configuration, tokenizer …), and not weights in whatever
+// form, an index, or a hidden file?
+bool IsCompanionFile(std::string_view name);
+
+}  // namespace syncline::store
