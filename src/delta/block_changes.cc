@@ -27,6 +27,15 @@ BlockChanges::BlockChanges(std::uint32_t unit_bytes)
       old_values_(kBlockBytes),
       new_values_(kBlockBytes) {}
 
+std::uint64_t BlockChanges::CountElements(std::uint32_t units) const {
+  if (units == 1) return count_;
+  std::uint64_t elements = 0;
+  for (std::size_t i = 0; i < count_; ++i) {
+    elements += i == 0 || positions_[i] / units != positions_[i - 1] / units ? 1 : 0;
+  }
+  return elements;
+}
+
 void BlockChanges::AppendRecord(std::uint64_t offset, ByteSpan block,
                                 std::vector<std::byte>& records) const {
   if (count_ == 0) return;

@@ -29,6 +29,9 @@ class BlockChanges {
     ++count_;
   }
 
+  // Elements that changed, where an element is that many neighbouring units (1, 2 or 4).
+  std::uint64_t CountElements(std::uint32_t units) const;
+
   // Appends a record that describes the change to a block that starts at `offset` of its tensor: sparse, or where that would be larger, both
   // images whole. Nothing is appended if nothing changed. `block` is the image after the change.
   void AppendRecord(std::uint64_t offset, base::ByteSpan block, std::vector<std::byte>& records) const;

@@ -1,0 +1,72 @@
+// syncline log: the versions of a store.
+#include <CLI/CLI.hpp>
+#include <fmt/chrono.h>
+#include <fmt/core.h>
+
+#include <memory>
+
+#include "base/bytes.h"
+#include "cli/command.h"
+#include "store/history.h"
+
+namespace syncline::cli {
+namespace {
+
+using base::Json;
+using base::Result;
+using store::VersionSummary;
+
+std::string When(const VersionSummary& version) {
+  if (!version.created_ns) return "-";
+  const auto seconds = static_cast<std::time_t>(*version.created_ns / 1'000'000'000);
+  return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(seconds));
+}
+
+std::string Kind(const VersionSummary& version) {
+  if (!version.fault.empty()) return "broken";
+  return version.base_version ? "delta" : "full";
+}
+
+Result<Output> Log(const Session& session, const std::string& store) {
+  SYNCLINE_ASSIGN(const std::vector<VersionSummary> history,
+                  store::ReadHistory(session.files, store));
+  Output output;
+  output.text = fmt::format("{:>8}  {:<6}  {:>6}  {:>10}  {:>7}  {:>9}  {}\n", "version", "kind",
+                            "base", "size", "tensors", "changed", "when");
+  Json::Array versions;
+  for (const VersionSummary& version : history) {
+    const auto density = version.density();
+    output.text += fmt::format(
+        "{:>8}  {:<6}  {:>6}  {:>10}  {:>7}  {:>9}  {}\n", version.version, Kind(version),
+        version.base_version ? fmt::format("{}", *version.base_version) : "-",
+        base::HumanBytes(version.bytes), version.tensors,
+        density ? fmt::format("{:.3f} %", 100 * *density) : "-", When(version));
+    if (!version.fault.empty()) output.text += fmt::format("          {}\n", version.fault);
+    versions.emplace_back(Json::Object{
+        {"version", version.version},
+        {"kind", Kind(version)},
+        {"base_version", OrNull(version.base_version)},
+        {"bytes", version.bytes},
+        {"tensors", version.tensors},
+        {"density", OrNull(density)},
+        {"created", version.created_ns ? Json(static_cast<double>(*version.created_ns) / 1e9)
+                                       : Json()},
+        {"fault", version.fault.empty() ? Json() : Json(version.fault)}});
+  }
+  output.json = Json(Json::Object{{"versions", std::move(versions)}});
+  return output;
+}
+
+}  // namespace
+
+void AddLog(CLI::App& app, Session& session) {
+  CLI::App& command = AddCommand(app, session, "log", "List the versions of a store",
+                                 "syncline log /shared/weights");
+  const auto store = std::make_shared<std::string>();
+  command.add_option("store", *store, "Store directory")->required();
+  command.callback([&session, store] {
+    session.action = [&session, store] { return Log(session, *store); };
+  });
+}
+
+}  // namespace syncline::cli

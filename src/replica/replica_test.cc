@@ -1,0 +1,7 @@
+#include "replica/replica.h"
+
+#include <gtest/gtest.h>
+
+namespace {
+TEST(Placeholder, Builds) {}
+}  // namespace
