@@ -58,7 +58,8 @@ class Builder {
     return Add(std::exchange(text_, {}));
   }
   bool on_number_part(string_view, error_code&) { return true; }
-  bool on_int64(std::int64_t number, string_view, error_code&) {
+  bool on_int64(std::int64_t number, string_view text, error_code&) {
+    if (number == 0 && text.starts_with('-')) return Add(-0.0);  // no integer has this value
     if (number >= 0) return Add(static_cast<std::uint64_t>(number));
     return Add(number);
   }

@@ -14,6 +14,7 @@ TEST(JsonTest, KeepsValuesAndOrder) {
   EXPECT_EQ(ToText(json), text);
   EXPECT_EQ(*json.Find("z")->array()->at(3).unsigned_integer(), 18446744073709551615U);
   EXPECT_EQ(json.Find("missing"), nullptr);
+  EXPECT_EQ(ParseJson("-0").value().unsigned_integer(), nullptr);
   EXPECT_EQ(ToText(ParseJson(ToText(json, true)).value()), text);
 }
 

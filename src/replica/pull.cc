@@ -118,6 +118,10 @@ class Puller {
     if (!held_) return {};
     auto checkpoint = Checkpoint::Open(files_, state_.directory());
     if (!checkpoint) {
+      const Code code = checkpoint.error().code;
+      if (code != Code::kCorrupt && code != Code::kNotFound) {  // it cannot be read now: no proof of damage
+        return std::unexpected(std::move(checkpoint).error());
+      }
       return Distrust(fmt::format("its files are damaged ({})", checkpoint.error().message));
     }
     SYNCLINE_ASSIGN(std::optional<Head> head, state_.ReadHead(*held_));
