@@ -13,8 +13,7 @@
 
 namespace syncline::base {
 
-// Thread-safe. Files never say that they are memory-backed, so that nobody stores
-// through a mapping, which could not be seen here.
+// Thread-safe. Stores through a writable mapping are not seen.
 class FaultyFileSystem final : public FileSystem {
  public:
   // Asked before each operation ("open", "read", "write", "allocate", "truncate", "sync", "map", "stat", "list", "mkdir", "rename", "remove",

@@ -26,7 +26,6 @@ struct FileInfo {
   Kind kind = Kind::kOther;
   std::uint64_t size = 0;
   std::int64_t modified_ns = 0;  // since the epoch
-  bool memory_backed = false;    // lives on tmpfs: mapping beats read and write calls
 };
 
 // A mapped range of a file; unmapped when destroyed. Holds whole-file mappings only.

@@ -1,11 +1,9 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,11 +40,6 @@ FileInfo ToInfo(const struct stat& st) {
   return info;
 }
 
-bool OnTmpfs(int fd) {
-  struct statfs fs = {};
-  return fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
-}
-
 class PosixFile final : public File {
  public:
   PosixFile(std::string path, Descriptor fd) : path_(std::move(path)), fd_(std::move(fd)) {}
@@ -56,9 +49,7 @@ class PosixFile final : public File {
   Result<FileInfo> Stat() override {
     struct stat st = {};
     if (fstat(fd_.get(), &st) != 0) return FailErrno(errno, "cannot stat " + path_);
-    FileInfo info = ToInfo(st);
-    info.memory_backed = OnTmpfs(fd_.get());
-    return info;
+    return ToInfo(st);
   }
 
   Result<std::size_t> ReadAt(MutableByteSpan into, std::uint64_t offset) override {

@@ -101,13 +101,6 @@ class Applier {
 
   // Step 4. Whole segments in parallel; a segment lies in one tensor.
   Status Write(Direction direction, base::ThreadPool& pool) {
-    std::vector<base::Mapping> maps;
-    for (const auto& file : weights_) {
-      SYNCLINE_ASSIGN(const base::FileInfo info, file->Stat());
-      if (!info.memory_backed) break;
-      SYNCLINE_ASSIGN(base::Mapping map, file->Map(true));
-      maps.push_back(std::move(map));
-    }
     return pool.ParallelFor(log_.segment_count(), [&](std::size_t i) -> Status {
       const CheckpointTensor& target = *targets_[log_.tensor(i)];
       std::vector<std::byte> from_file;
@@ -118,10 +111,6 @@ class Applier {
         records = records.subspan(record.record_bytes());
         const std::uint64_t offset = target.offset + record.offset() + record.first_byte();
         const std::size_t size = record.end_byte() - record.first_byte();
-        if (target.file < maps.size()) {
-          record.Apply(direction, maps[target.file].mutable_bytes().subspan(offset, size));
-          continue;
-        }
         base::File& file = *weights_[target.file];
         const MutableByteSpan bytes = std::span(block).first(size);
         SYNCLINE_TRY(base::ReadExactly(file, bytes, offset));

@@ -8,9 +8,11 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 
 #include "checkpoint/writer.h"
 #include "store/delta_writer.h"
@@ -34,7 +36,7 @@ class MemoryBaseline final : public Baseline {
 
   Status Advance(std::span<const TensorView> tensors, std::span<const delta::ChangedLines> lines,
                  base::ThreadPool& pool) override {
-    if (lines.empty()) Allocate(tensors);
+    if (lines.empty()) SYNCLINE_TRY(Allocate(tensors));
     struct Part {
       std::size_t tensor;
       std::uint64_t begin;
@@ -49,7 +51,8 @@ class MemoryBaseline final : public Baseline {
     }
     return pool.ParallelFor(parts.size(), [&](std::size_t i) -> Status {
       const auto& [tensor, begin, end] = parts[i];
-      const std::span<std::byte> to(memory_[tensor].get(), tensors[tensor].bytes.size());
+      const std::span<std::byte> to(memory_.get() + offsets_[tensor],
+                                    tensors[tensor].bytes.size());
       if (lines.empty()) {
         std::memcpy(&to[begin], &tensors[tensor].bytes[begin], end - begin);
       } else {
@@ -60,17 +63,36 @@ class MemoryBaseline final : public Baseline {
   }
 
  private:
-  void Allocate(std::span<const TensorView> tensors) {
-    views_.assign(tensors.begin(), tensors.end());
-    memory_.clear();
-    for (TensorView& view : views_) {
-      memory_.push_back(std::make_unique_for_overwrite<std::byte[]>(view.bytes.size()));
-      view.bytes = {memory_.back().get(), view.bytes.size()};
+  // One block for all, in huge pages where the system has them: it is read from end to end at each step.
+  Status Allocate(std::span<const TensorView> tensors) {
+    constexpr std::size_t kHugePage = 2 << 20;
+    constexpr std::size_t kAlign = 64;
+    std::size_t total = 0;
+    for (const TensorView& view : tensors) total += (view.bytes.size() + kAlign - 1) / kAlign * kAlign;
+    total = (total + kHugePage) / kHugePage * kHugePage;
+    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kHugePage, total)));
+    if (memory_ == nullptr) {
+      return Fail(Code::kLimitExceeded,
+                  fmt::format("no memory for a baseline of {} bytes", total));
     }
+    (void)madvise(memory_.get(), total, MADV_HUGEPAGE);
+    views_.assign(tensors.begin(), tensors.end());
+    offsets_.clear();
+    std::size_t offset = 0;
+    for (TensorView& view : views_) {
+      view.bytes = {memory_.get() + offset, view.bytes.size()};
+      offsets_.push_back(offset);
+      offset += (view.bytes.size() + kAlign - 1) / kAlign * kAlign;
+    }
+    return {};
   }
 
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
   std::vector<TensorView> views_;
-  std::vector<std::unique_ptr<std::byte[]>> memory_;
+  std::vector<std::size_t> offsets_;  // of each tensor in memory_
+  std::unique_ptr<std::byte, Free> memory_;
 };
 
 class BorrowedBaseline final : public Baseline {

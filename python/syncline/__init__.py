@@ -1,0 +1,69 @@
+"""Keeps the weights of running inference engines up to date with a trainer.
+
+The trainer publishes each step into a store directory; every host pulls what changed into its own
+checkpoint:
+
+    publisher = syncline.Publisher("/shared/weights")
+    publisher.publish(step, model.named_parameters())
+
+    syncline.pull("/shared/weights", "/local/model")
+
+All functions release the GIL while they work, and Ctrl-C ends them with store and replica whole.
+"""
+
+from ._checkpoint import Checkpoint, TensorView, open_checkpoint
+from ._core import __version__
+from ._publisher import Publisher
+from ._replica import log, pull, verify
+from ._reports import PublishReport, PullReport, VerifyReport, VersionInfo
+from .errors import (
+    AlreadyExistsError,
+    CancelledError,
+    ChecksumMismatchError,
+    CorruptError,
+    Error,
+    IncompatibleError,
+    InternalError,
+    InvalidArgumentError,
+    IoError,
+    LimitExceededError,
+    LockedError,
+    NoSpaceError,
+    NotFoundError,
+    OutOfOrderError,
+    PermissionDeniedError,
+    TimedOutError,
+    UnavailableError,
+)
+
+__all__ = [
+    "AlreadyExistsError",
+    "CancelledError",
+    "Checkpoint",
+    "ChecksumMismatchError",
+    "CorruptError",
+    "Error",
+    "IncompatibleError",
+    "InternalError",
+    "InvalidArgumentError",
+    "IoError",
+    "LimitExceededError",
+    "LockedError",
+    "NoSpaceError",
+    "NotFoundError",
+    "OutOfOrderError",
+    "PermissionDeniedError",
+    "PublishReport",
+    "Publisher",
+    "PullReport",
+    "TensorView",
+    "TimedOutError",
+    "UnavailableError",
+    "VerifyReport",
+    "VersionInfo",
+    "__version__",
+    "log",
+    "open_checkpoint",
+    "pull",
+    "verify",
+]

@@ -1,0 +1,52 @@
+"""Checks of arguments that all functions share."""
+
+from __future__ import annotations
+
+import operator
+import os
+from typing import SupportsIndex, Union
+
+from .errors import InvalidArgumentError
+
+StrPath = Union[str, "os.PathLike[str]"]
+
+_MAX_VERSION = 2**64 - 1
+_MAX_THREADS = 1024
+
+
+def path_bytes(name: str, path: StrPath) -> bytes:
+    """The bytes of a path for the operating system. `name` is the argument's, for the message.
+
+    Raises:
+        InvalidArgumentError: empty, or with a NUL character.
+        TypeError: not a path.
+    """
+    encoded = os.fsencode(path)
+    if not encoded or b"\0" in encoded:
+        raise InvalidArgumentError(f"{name}: {path!r} is not a path")
+    return encoded
+
+
+def optional_path(name: str, path: StrPath | None) -> bytes:
+    """Like path_bytes; empty for None."""
+    return b"" if path is None else path_bytes(name, path)
+
+
+def version_number(version: SupportsIndex | None) -> int | None:
+    """A version as a number of 64 bits. Raises InvalidArgumentError if it is none."""
+    if version is None:
+        return None
+    number = operator.index(version)
+    if not 0 <= number <= _MAX_VERSION:
+        raise InvalidArgumentError(f"version {number}: expected a number from 0 to 2**64 - 1")
+    return number
+
+
+def thread_count(threads: SupportsIndex | None) -> int:
+    """0 for None: one for each processor. Raises InvalidArgumentError if it is no sensible count."""
+    if threads is None:
+        return 0
+    count = operator.index(threads)
+    if not 1 <= count <= _MAX_THREADS:
+        raise InvalidArgumentError(f"threads={count}: expected a number from 1 to {_MAX_THREADS}")
+    return count

@@ -1,0 +1,69 @@
+"""The C++ side (python/src). Private. Paths are bytes, an empty one is none; threads 0 is one for
+each processor; a report is the keyword arguments of its class in _reports.py.
+
+All but the small accessors release the GIL, raise what a signal handler raises, and otherwise the
+exceptions of errors.py.
+"""
+
+from typing import Any
+
+__version__: str
+
+def error_table() -> list[tuple[int, str, int, str]]:
+    """(number, name, exit code, exception class) of every code of the error table."""
+
+def read_dlpack(source: object) -> tuple[int, int, int, Any]:
+    """(DLPack type code, bits, device type, view) of a DLPack array.
+
+    The view is a read-only numpy array of unsigned integers of the same size, over the same memory;
+    None if that is not the host's, or there is no such integer.
+    """
+
+def pull(
+    store: bytes, into: bytes, version: int | None, seed: bytes, threads: int
+) -> dict[str, Any]: ...
+def verify(path: bytes, version: int | None, threads: int) -> dict[str, Any]: ...
+def log(store: bytes) -> list[dict[str, Any]]:
+    """Rows for VersionInfo, with created_ns (since the epoch) in place of created."""
+
+def open_checkpoint(path: bytes) -> Checkpoint: ...
+
+class Checkpoint:
+    """A checkpoint whose files are mapped."""
+
+    def names(self) -> list[str]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class TensorView:
+    """A tensor of it; exports its bytes as a read-only buffer."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+        """Raises KeyError if there is no such tensor."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Publisher:
+    """One thread at a time."""
+
+    def __init__(
+        self, store: bytes, encoding: str, base: bytes, files: bytes, threads: int, durable: bool
+    ) -> None: ...
+    def publish(
+        self, version: int | None, tensors: list[Any], full: bool
+    ) -> dict[str, Any]:
+        """tensors: tuples (name, dtype, shape, buffer of the packed bytes)."""
+
+    @property
+    def version(self) -> int | None: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...

@@ -1,0 +1,120 @@
+"""The trainer's side."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Literal, SupportsIndex
+
+from . import _core
+from ._arguments import StrPath, optional_path, path_bytes, thread_count, version_number
+from ._reports import PublishReport
+from ._tensors import NamedTensors, pack
+
+
+class Publisher:
+    """Publishes each set of weights as the next version of a store.
+
+    It keeps a copy of the last version in memory to find out what changed. On a store that holds
+    versions it goes on after the newest one, which it reads first. The store is locked for other
+    publishers until `close` (or the end of a `with` block, or of the object).
+
+    Threads may share a publisher; their calls wait for each other. A process that was forked off
+    cannot use it.
+    """
+
+    def __init__(
+        self,
+        store: StrPath,
+        *,
+        encoding: Literal["xor", "overwrite"] = "xor",
+        base: StrPath | None = None,
+        files: StrPath | None = None,
+        threads: SupportsIndex | None = None,
+        durable: bool = True,
+    ) -> None:
+        """Opens a store.
+
+        Args:
+            store: its directory; made if missing.
+            encoding: how deltas are written: "xor" is smaller, "overwrite" needs no old bytes.
+            base: checkpoint directory that is version 0 and that receivers have already. Nothing is
+                written for it; the first version that is published is 1.
+            files: directory whose files beside the weights (configuration, tokenizer …) are copied
+                into full versions.
+            threads: how many to use; None for one a processor.
+            durable: a version that is announced has reached the device.
+
+        Raises:
+            LockedError: another publisher has the store open.
+            NotFoundError: `base` or `files` is not there; or the store holds nothing but deltas on
+                a version 0 that is not in it, and `base` does not say which checkpoint that is.
+            ChecksumMismatchError: what the store holds does not lead to the newest version, or
+                `base` is another checkpoint than the store was begun with.
+            CorruptError: a file of the store or of `base` does not follow its format.
+        """
+        self._lock = threading.Lock()
+        self._core = _core.Publisher(
+            path_bytes("store", store),
+            encoding,
+            optional_path("base", base),
+            optional_path("files", files),
+            thread_count(threads),
+            durable,
+        )
+
+    @property
+    def version(self) -> int | None:
+        """The last version of the store; 0 on a base of its own; None before the first one."""
+        return self._core.version
+
+    def publish(
+        self,
+        version: SupportsIndex | None = None,
+        named_tensors: NamedTensors = (),
+        *,
+        full: bool = False,
+    ) -> PublishReport:
+        """Publishes the weights of the whole model as one version.
+
+        The first version of a store without base is a full one, every other the difference from the
+        one before. Readers see the version when it is whole. After an error or Ctrl-C the store is
+        as it was, and the next version carries what this one would have.
+
+        Args:
+            version: its number; None for the next one. A full version may skip numbers.
+            named_tensors: every tensor of the model, by name: a mapping, or pairs of name and
+                tensor. A tensor is a numpy array (also of a type of ml_dtypes), a torch tensor, a
+                tensor of `open_checkpoint`, or another object with `__dlpack__`. It is read in
+                place, and must not change meanwhile; only one with gaps (a transpose, a slice) is
+                packed, and only one on another device copied to the host. Names, dtypes and shapes
+                stay those of the first version, unless `full`.
+            full: publish all bytes, not the difference.
+
+        Raises:
+            InvalidArgumentError: a tensor of a type that cannot be stored, or none that the last
+                version holds; the message names it.
+            AlreadyExistsError: `version` is not newer than the last one.
+            OutOfOrderError: `version` skips a number and is not full.
+            NoSpaceError, IoError, PermissionDeniedError: the store cannot be written.
+        """
+        number = version_number(version)
+        packed = pack(named_tensors)
+        with self._lock:
+            return PublishReport(**self._core.publish(number, packed, full))
+
+    def close(self) -> None:
+        """Unlocks the store and frees the copy of the last version. May be called twice."""
+        with self._lock:
+            self._core.close()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,114 @@
+"""What the functions of the package report. All sizes are in bytes, all times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class PublishReport:
+    """A version that was published.
+
+    Attributes:
+        version: its number.
+        kind: "full" or "delta".
+        base_version: the version that the delta builds on; None for a full version.
+        tensors: number of tensors of the model.
+        tensors_changed: how many of them differ from the base; of a full version all.
+        elements: number of elements of the model.
+        elements_changed: how many of them differ from the base; of a full version all.
+        density: elements_changed / elements, from 0 to 1.
+        bytes: size of all files of the version.
+        full_bytes: size of all tensors.
+        seconds: time that it took.
+    """
+
+    version: int
+    kind: Literal["full", "delta"]
+    base_version: int | None
+    tensors: int
+    tensors_changed: int
+    elements: int
+    elements_changed: int
+    density: float
+    bytes: int
+    full_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PullReport:
+    """What a pull did.
+
+    Attributes:
+        version: the version that the replica holds now.
+        from_version: the version that it held before; None if it held no whole one.
+        seeded_from: "full:N" if the full version N of the store was copied, "seed" if the seed
+            was, None if neither was needed.
+        applied: the deltas that were applied, in order.
+        tensors_changed: summed over `applied`.
+        elements_changed: summed over `applied`.
+        bytes_read: from the store and the seed.
+        seconds: time that it took.
+    """
+
+    version: int
+    from_version: int | None
+    seeded_from: str | None
+    applied: tuple[int, ...]
+    tensors_changed: int
+    elements_changed: int
+    bytes_read: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What was checked and found right.
+
+    Attributes:
+        kind: what stands at the path.
+        versions: of a store those that were checked, of a replica the one that it holds.
+        tensors: number of tensors that were seen.
+        tensors_hashed: how many of them were compared with a known hash.
+        bytes: size of what was checked.
+        seconds: time that it took.
+    """
+
+    kind: Literal["store", "replica", "checkpoint"]
+    versions: tuple[int, ...]
+    tensors: int
+    tensors_hashed: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class VersionInfo:
+    """A version of a store.
+
+    Attributes:
+        version: its number.
+        kind: "full", "delta", or "broken" if it cannot be read.
+        base_version: the version that the delta builds on; None for a full version.
+        bytes: size of all its files.
+        tensors: number of tensors that it holds: all of a full version, the changed ones of a delta.
+        elements: number of elements of the model; None if another program published the version.
+        elements_changed: how many of them changed; None likewise.
+        density: elements_changed / elements; None likewise.
+        created: when it was published, in UTC; None likewise.
+        fault: why it cannot be read; None if it can.
+    """
+
+    version: int
+    kind: Literal["full", "delta", "broken"]
+    base_version: int | None
+    bytes: int
+    tensors: int
+    elements: int | None
+    elements_changed: int | None
+    density: float | None
+    created: datetime | None
+    fault: str | None
