@@ -1,7 +1,9 @@
-// The one error type of the project, and the table that gives each code its exit status, HTTP status and Python exception.
+// The one error type of the project, and the table that gives each code its exit status, HTTP
+// status and Python exception.
 //
-// Functions that can fail return Result<T> (or Status, which carries no value). A message names the thing that is wrong
-// (file, tensor, version, offset) with what was expected and what was found, so that it can be shown to a user as it is.
+// Functions that can fail return Result<T> (or Status, which carries no value). A message names the
+// thing that is wrong (file, tensor, version, offset) with what was expected and what was found, so
+// that it can be shown to a user as it is.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +17,21 @@ namespace syncline::base {
 
 // Numbers are exit codes of the command line and part of the Python interface: never renumber.
 enum class Code : std::uint8_t {
-  kInternal = 1,           // a fault of ours
-  kInvalidArgument = 2,    // the request itself makes no sense
-  kNotFound = 3,           // a file, tensor or version is not there
-  kAlreadyExists = 4,      // something stands where a new thing should go
-  kCorrupt = 5,            // bytes do not follow their format
-  kChecksumMismatch = 6,   // bytes follow the format but are not the ones that were meant
-  kIncompatible = 7,       // well formed, but of a kind that we cannot read
-  kOutOfOrder = 8,         // versions do not build on each other
-  kLocked = 9,             // another process holds it
-  kIo = 10,                // the operating system failed to read or write
-  kNoSpace = 11,           // no room left on the device
+  kInternal = 1,          // a fault of ours
+  kInvalidArgument = 2,   // the request itself makes no sense
+  kNotFound = 3,          // a file, tensor or version is not there
+  kAlreadyExists = 4,     // something stands where a new thing should go
+  kCorrupt = 5,           // bytes do not follow their format
+  kChecksumMismatch = 6,  // bytes follow the format but are not the ones that were meant
+  kIncompatible = 7,      // well formed, but of a kind that we cannot read
+  kOutOfOrder = 8,        // versions do not build on each other
+  kLocked = 9,            // another process holds it
+  kIo = 10,               // the operating system failed to read or write
+  kNoSpace = 11,          // no room left on the device
   kPermissionDenied = 12,
   kTimeout = 13,
-  kUnavailable = 14,       // a peer cannot be reached now; trying again later may help
-  kLimitExceeded = 15,     // larger than a bound that we were given
+  kUnavailable = 14,    // a peer cannot be reached now; trying again later may help
+  kLimitExceeded = 15,  // larger than a bound that we were given
   kCancelled = 16,
 };
 
@@ -71,11 +73,11 @@ Code CodeOfErrno(int error_number);
 
 // SYNCLINE_TRY(expr) returns the error of a failed Status or Result from the calling function.
 #define SYNCLINE_TRY(expr) SYNCLINE_TRY_IMPL(SYNCLINE_CONCAT(syncline_status_, __COUNTER__), expr)
-#define SYNCLINE_TRY_IMPL(status, expr)                                    \
-  do {                                                                     \
-    if (auto status = (expr); !status) {                                   \
-      return std::unexpected(std::move(status).error());                   \
-    }                                                                      \
+#define SYNCLINE_TRY_IMPL(status, expr)                  \
+  do {                                                   \
+    if (auto status = (expr); !status) {                 \
+      return std::unexpected(std::move(status).error()); \
+    }                                                    \
   } while (false)
 
 // SYNCLINE_ASSIGN(auto x, expr) declares or assigns x from a Result, or returns its error.

@@ -61,11 +61,12 @@ void FaultyFileSystem::SetRule(Rule rule) {
 
 void FaultyFileSystem::FailNth(std::string operation, std::string part, std::size_t n,
                                Error error) {
-  SetRule([operation = std::move(operation), part = std::move(part), n, error = std::move(error),
-           seen = std::size_t{0}](std::string_view asked, const std::string& path) mutable -> Status {
-    if (asked != operation || path.find(part) == std::string::npos || seen++ != n) return {};
-    return Fail(error.code, fmt::format("{} ({} {})", error.message, asked, path));
-  });
+  SetRule(
+      [operation = std::move(operation), part = std::move(part), n, error = std::move(error),
+       seen = std::size_t{0}](std::string_view asked, const std::string& path) mutable -> Status {
+        if (asked != operation || path.find(part) == std::string::npos || seen++ != n) return {};
+        return Fail(error.code, fmt::format("{} ({} {})", error.message, asked, path));
+      });
 }
 
 std::vector<std::string> FaultyFileSystem::changes() const {

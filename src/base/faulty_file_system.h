@@ -1,4 +1,5 @@
-// For tests: a file system that passes calls on to another one, records those that change something, and makes chosen ones fail.
+// For tests: a file system that passes calls on to another one, records those that change
+// something, and makes chosen ones fail.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +17,9 @@ namespace syncline::base {
 // Thread-safe. Stores through a writable mapping are not seen.
 class FaultyFileSystem final : public FileSystem {
  public:
-  // Asked before each operation ("open", "read", "write", "allocate", "truncate", "sync", "map", "stat", "list", "mkdir", "rename", "remove",
-  // "sync_directory", "lock") with the path that it touches; an error returned here is what the caller gets.
+  // Asked before each operation ("open", "read", "write", "allocate", "truncate", "sync", "map",
+  // "stat", "list", "mkdir", "rename", "remove", "sync_directory", "lock") with the path that it
+  // touches; an error returned here is what the caller gets.
   using Rule = std::function<Status(std::string_view operation, const std::string& path)>;
 
   explicit FaultyFileSystem(FileSystem& inner) : inner_(inner) {}

@@ -51,17 +51,16 @@ Result<bool> Exists(FileSystem& files, const std::string& path) {
 Status ReadExactly(File& file, MutableByteSpan into, std::uint64_t offset) {
   SYNCLINE_ASSIGN(const std::size_t got, file.ReadAt(into, offset));
   if (got == into.size()) return {};
-  return Fail(Code::kCorrupt,
-              fmt::format("{} is truncated: expected at least {} bytes, found {}", file.path(),
-                          offset + into.size(), offset + got));
+  return Fail(Code::kCorrupt, fmt::format("{} is truncated: expected at least {} bytes, found {}",
+                                          file.path(), offset + into.size(), offset + got));
 }
 
 Result<std::string> ReadText(FileSystem& files, const std::string& path, std::uint64_t limit) {
   SYNCLINE_ASSIGN(const auto file, files.Open(path, OpenMode::kRead));
   SYNCLINE_ASSIGN(const FileInfo info, file->Stat());
   if (info.size > limit) {
-    return Fail(Code::kLimitExceeded, fmt::format("{} has {} bytes, more than the limit of {}",
-                                                  path, info.size, limit));
+    return Fail(Code::kLimitExceeded,
+                fmt::format("{} has {} bytes, more than the limit of {}", path, info.size, limit));
   }
   std::string text(info.size, '\0');
   SYNCLINE_TRY(ReadExactly(*file, std::as_writable_bytes(std::span(text)), 0));

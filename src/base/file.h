@@ -1,6 +1,8 @@
-// Everything that the project asks of a file system, behind one interface, so that tests can record calls and make them fail.
+// Everything that the project asks of a file system, behind one interface, so that tests can record
+// calls and make them fail.
 //
-// Paths are UTF-8 byte strings. Every error names the path. All calls are thread-safe except where said.
+// Paths are UTF-8 byte strings. Every error names the path. All calls are thread-safe except where
+// said.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +58,8 @@ class File {
   virtual Result<std::size_t> ReadAt(MutableByteSpan into, std::uint64_t offset) = 0;
   // Writes all of `from`, or fails; a failed write may have written a part.
   virtual Status WriteAt(ByteSpan from, std::uint64_t offset) = 0;
-  // Sets the size and reserves blocks for all of it, so that a full disk is an error here and not later.
+  // Sets the size and reserves blocks for all of it, so that a full disk is an error here and not
+  // later.
   virtual Status Allocate(std::uint64_t size) = 0;
   virtual Status Truncate(std::uint64_t size) = 0;
   // Data (and what is needed to find it) is on the device when this returns.
@@ -65,7 +68,8 @@ class File {
   virtual Result<Mapping> Map(bool writable) = 0;
 };
 
-// An advisory lock on a file that is made if missing, released when destroyed (or when the process dies).
+// An advisory lock on a file that is made if missing, released when destroyed (or when the process
+// dies).
 class FileLock {
  public:
   virtual ~FileLock() = default;
@@ -104,7 +108,8 @@ std::string JoinPath(std::string_view a, std::string_view b);
 // The last part of a path.
 std::string_view BaseName(std::string_view path);
 
-// Is `relative` a path that stays inside the directory it is joined to: not empty, not absolute, no "." or ".." or empty part, no NUL?
+// Is `relative` a path that stays inside the directory it is joined to: not empty, not absolute, no
+// "." or ".." or empty part, no NUL?
 bool IsInsidePath(std::string_view relative);
 
 Result<bool> Exists(FileSystem& files, const std::string& path);
@@ -115,7 +120,8 @@ Status ReadExactly(File& file, MutableByteSpan into, std::uint64_t offset);
 // The whole file as text; kLimitExceeded if it is larger than `limit` bytes.
 Result<std::string> ReadText(FileSystem& files, const std::string& path, std::uint64_t limit);
 
-// Writes aside, syncs if `durable`, and renames over `path`: readers see the old or the new content, never a mix.
+// Writes aside, syncs if `durable`, and renames over `path`: readers see the old or the new
+// content, never a mix.
 Status WriteTextAtomically(FileSystem& files, const std::string& path, std::string_view text,
                            bool durable);
 

@@ -69,8 +69,7 @@ class PosixFile final : public File {
 
   Status WriteAt(ByteSpan from, std::uint64_t offset) override {
     while (!from.empty()) {
-      const ssize_t put =
-          pwrite(fd_.get(), from.data(), from.size(), static_cast<off_t>(offset));
+      const ssize_t put = pwrite(fd_.get(), from.data(), from.size(), static_cast<off_t>(offset));
       if (put < 0) {
         if (errno == EINTR) continue;
         return FailErrno(errno, fmt::format("cannot write {} at {}", path_, offset));
@@ -109,8 +108,8 @@ class PosixFile final : public File {
   Result<Mapping> Map(bool writable) override {
     SYNCLINE_ASSIGN(const FileInfo info, Stat());
     if (info.size == 0) return Mapping();
-    void* data = mmap(nullptr, info.size, writable ? PROT_READ | PROT_WRITE : PROT_READ,
-                      MAP_SHARED, fd_.get(), 0);
+    void* data = mmap(nullptr, info.size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
+                      fd_.get(), 0);
     if (data == MAP_FAILED) return FailErrno(errno, "cannot map " + path_);
     return Mapping(static_cast<std::byte*>(data), info.size);
   }

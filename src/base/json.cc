@@ -11,7 +11,8 @@
 namespace syncline::base {
 namespace {
 
-// Receives the events of Boost.JSON's parser and builds a Json. `stack_` holds the containers that are open, innermost last.
+// Receives the events of Boost.JSON's parser and builds a Json. `stack_` holds the containers that
+// are open, innermost last.
 class Builder {
  public:
   constexpr static std::size_t max_object_size = static_cast<std::size_t>(-1);
@@ -214,8 +215,7 @@ Result<Json> ParseJson(std::string_view text, std::size_t max_depth) {
   }
   if (!error && used < text.size()) error = boost::json::error::extra_data;
   if (error) {
-    return Fail(Code::kCorrupt,
-                fmt::format("invalid JSON: {} at byte {}", error.message(), used));
+    return Fail(Code::kCorrupt, fmt::format("invalid JSON: {} at byte {}", error.message(), used));
   }
   return parser.handler().Take();
 }

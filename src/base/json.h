@@ -1,5 +1,6 @@
-// JSON text to and from values, strictly: a key that appears twice in one object, a number that does not fit, text after the value, invalid
-// UTF-8 and nesting beyond a limit are errors. Members keep the order in which they were written.
+// JSON text to and from values, strictly: a key that appears twice in one object, a number that
+// does not fit, text after the value, invalid UTF-8 and nesting beyond a limit are errors. Members
+// keep the order in which they were written.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,7 @@ class Json {
   Json& operator=(Json&&) noexcept;
   ~Json();
   Json(Value value) : value_(std::move(value)) {}  // NOLINT: a Json is made from any of its values
-  Json(const char* text) : value_(std::string(text)) {}  // NOLINT
+  Json(const char* text) : value_(std::string(text)) {}       // NOLINT
   Json(std::string_view text) : value_(std::string(text)) {}  // NOLINT
   template <typename T>
     requires(std::is_constructible_v<Value, T> && !std::is_same_v<std::remove_cvref_t<T>, Json>)
@@ -42,7 +43,8 @@ class Json {
   const std::string* string() const { return std::get_if<std::string>(&value_); }
   const std::uint64_t* unsigned_integer() const { return std::get_if<std::uint64_t>(&value_); }
 
-  // The member of that name; null if this is no object or has none. Linear in the number of members.
+  // The member of that name; null if this is no object or has none. Linear in the number of
+  // members.
   const Json* Find(std::string_view key) const;
 
  private:
@@ -52,7 +54,8 @@ class Json {
 // kCorrupt with the offset of the fault. `max_depth` counts arrays and objects.
 Result<Json> ParseJson(std::string_view text, std::size_t max_depth = 32);
 
-// Compact text, or with two spaces of indentation a level. Doubles are written shortest; NaN and infinity as null.
+// Compact text, or with two spaces of indentation a level. Doubles are written shortest; NaN and
+// infinity as null.
 std::string ToText(const Json& json, bool indent = false);
 
 }  // namespace syncline::base

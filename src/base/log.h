@@ -1,5 +1,5 @@
-// Log lines on standard error: time, level, text. The level is taken from SYNCLINE_LOG (debug, info, warning, error, off), default
-// warning, at the first line. Thread-safe.
+// Log lines on standard error: time, level, text. The level is taken from SYNCLINE_LOG (debug,
+// info, warning, error, off), default warning, at the first line. Thread-safe.
 #pragma once
 
 #include <string_view>

@@ -1,5 +1,5 @@
-// Counters, gauges and histograms by name, written in the Prometheus text format. The registry outlives every metric that it handed
-// out; updating a metric is lock-free.
+// Counters, gauges and histograms by name, written in the Prometheus text format. The registry
+// outlives every metric that it handed out; updating a metric is lock-free.
 #pragma once
 
 #include <array>
@@ -35,9 +35,8 @@ class Gauge {
 // Seconds, in buckets that grow by a factor of about 2 to 2.5 from 1 ms to 100 s.
 class Histogram {
  public:
-  static constexpr std::array<double, 15> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025,
-                                                     0.05,  0.1,    0.25,  0.5,  1,
-                                                     2.5,   5,      10,    25,   100};
+  static constexpr std::array<double, 15> kBounds = {
+      0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 100};
   void Observe(double seconds);
   std::uint64_t count() const;
   double sum() const { return sum_.load(std::memory_order_relaxed); }
@@ -49,7 +48,8 @@ class Histogram {
   std::atomic<double> sum_ = 0;
 };
 
-// Thread-safe. A name belongs to one kind of metric for good: asking for it as another kind returns a metric that is not exported.
+// Thread-safe. A name belongs to one kind of metric for good: asking for it as another kind returns
+// a metric that is not exported.
 class MetricsRegistry {
  public:
   static MetricsRegistry& Global();

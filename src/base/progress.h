@@ -8,8 +8,9 @@
 
 namespace syncline::base {
 
-// Counts bytes of one phase at a time. Add() may be called from any thread; the listener is called from the thread that adds,
-// at most once per reported step (1/200 of the total), so it may be slow enough to print.
+// Counts bytes of one phase at a time. Add() may be called from any thread; the listener is called
+// from the thread that adds, at most once per reported step (1/200 of the total), so it may be slow
+// enough to print.
 class Progress {
  public:
   // phase: what is being done ("fetch", "apply" …); done and total in bytes, total 0 = not known.

@@ -96,7 +96,8 @@ Status ThreadPool::ParallelFor(std::size_t count, const std::function<Status(std
   }
   Run(loop);
   if (shared) {
-    // A worker that has not picked the loop up yet no longer can once loop_ is null; the others are counted in busy_.
+    // A worker that has not picked the loop up yet no longer can once loop_ is null; the others are
+    // counted in busy_.
     std::unique_lock lock(mutex_);
     loop_ = nullptr;
     done_.wait(lock, [&] { return busy_ == 0; });

@@ -13,8 +13,8 @@
 
 namespace syncline::base {
 
-// ParallelFor may be called by one thread at a time, not from inside an iteration. The calling thread works too, so a pool of size 1
-// has no thread of its own.
+// ParallelFor may be called by one thread at a time, not from inside an iteration. The calling
+// thread works too, so a pool of size 1 has no thread of its own.
 class ThreadPool {
  public:
   // threads: how many iterations run at once; 0 = one for each processor that this process may use.
@@ -25,9 +25,9 @@ class ThreadPool {
 
   std::size_t size() const { return workers_.size() + 1; }
 
-  // Calls body(i) for each i in [0, count), handed out in ascending order. After the first failure, or once `cancel` is set, no
-  // further iteration starts. Returns the error of the lowest failed index that ran. All writes of the iterations are visible to the
-  // caller afterwards.
+  // Calls body(i) for each i in [0, count), handed out in ascending order. After the first failure,
+  // or once `cancel` is set, no further iteration starts. Returns the error of the lowest failed
+  // index that ran. All writes of the iterations are visible to the caller afterwards.
   Status ParallelFor(std::size_t count, const std::function<Status(std::size_t)>& body,
                      const CancelToken* cancel = nullptr);
 

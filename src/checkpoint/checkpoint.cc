@@ -27,7 +27,8 @@ Result<Index> ReadIndex(FileSystem& files, const std::string& path) {
   return index;
 }
 
-// What the index says must be what its files hold; tensors that it does not name are not part of the checkpoint.
+// What the index says must be what its files hold; tensors that it does not name are not part of
+// the checkpoint.
 Status CheckAgainstIndex(const Index& index, const std::string& index_path,
                          const std::vector<Checkpoint::WeightFile>& weight_files,
                          std::vector<CheckpointTensor>& tensors) {
@@ -41,11 +42,11 @@ Status CheckAgainstIndex(const Index& index, const std::string& index_path,
   });
   if (expected.empty()) return {};
   const auto& [tensor, file] = *expected.begin();
-  return Fail(Code::kCorrupt,
-              fmt::format("{}: tensor {} is not in its file {}{}", index_path, tensor, file,
-                          expected.size() == 1
-                              ? ""
-                              : fmt::format(" (and {} more tensors)", expected.size() - 1)));
+  return Fail(
+      Code::kCorrupt,
+      fmt::format(
+          "{}: tensor {} is not in its file {}{}", index_path, tensor, file,
+          expected.size() == 1 ? "" : fmt::format(" (and {} more tensors)", expected.size() - 1)));
 }
 
 }  // namespace
@@ -104,9 +105,8 @@ Result<Checkpoint> Checkpoint::Open(FileSystem& files, const std::string& path) 
       if (!there) missing.push_back(name);
     }
     if (!missing.empty()) {
-      return Fail(Code::kNotFound,
-                  fmt::format("{} names files that are not there: {}", index_path,
-                              fmt::join(missing, ", ")));
+      return Fail(Code::kNotFound, fmt::format("{} names files that are not there: {}", index_path,
+                                               fmt::join(missing, ", ")));
     }
     for (const std::string& name : names) SYNCLINE_TRY(result.AddFile(files, name));
     SYNCLINE_TRY(CheckAgainstIndex(index, index_path, result.files_, result.tensors_));
@@ -119,8 +119,8 @@ Result<Checkpoint> Checkpoint::Open(FileSystem& files, const std::string& path) 
   std::erase_if(names, [](const std::string& name) { return !name.ends_with(".safetensors"); });
   if (names.empty()) {
     return Fail(Code::kNotFound,
-                fmt::format("{} is no checkpoint: it holds neither {} nor a .safetensors file", path,
-                            kIndexName));
+                fmt::format("{} is no checkpoint: it holds neither {} nor a .safetensors file",
+                            path, kIndexName));
   }
   for (const std::string& name : names) SYNCLINE_TRY(result.AddFile(files, name));
   SYNCLINE_TRY(result.Finish());
@@ -148,10 +148,10 @@ Result<MappedCheckpoint> MappedCheckpoint::Map(FileSystem& files, Checkpoint che
     SYNCLINE_ASSIGN(const auto file, files.Open(path, base::OpenMode::kRead));
     SYNCLINE_ASSIGN(base::Mapping map, file->Map(false));
     if (map.bytes().size() != mapped.checkpoint_.files()[i].bytes) {
-      return Fail(Code::kCorrupt, fmt::format("{} changed its size while it was opened: {} bytes, "
-                                              "then {}",
-                                              path, mapped.checkpoint_.files()[i].bytes,
-                                              map.bytes().size()));
+      return Fail(Code::kCorrupt,
+                  fmt::format("{} changed its size while it was opened: {} bytes, "
+                              "then {}",
+                              path, mapped.checkpoint_.files()[i].bytes, map.bytes().size()));
     }
     mapped.maps_.push_back(std::move(map));
   }

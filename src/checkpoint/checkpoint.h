@@ -1,9 +1,10 @@
 // A checkpoint directory (or a single safetensors file) as a set of named tensors.
 //
-// Which files count: those that model.safetensors.index.json names; without an index, model.safetensors; without that, every *.safetensors
-// file of the directory, where no two may hold the same name. Other files are never looked at. An index that is there must be valid and
-// agree with its files: a missing file, or a tensor that its file does not hold, is an error. Links are followed by name, so a snapshot of
-// a Hugging Face cache is an ordinary directory.
+// Which files count: those that model.safetensors.index.json names; without an index,
+// model.safetensors; without that, every *.safetensors file of the directory, where no two may hold
+// the same name. Other files are never looked at. An index that is there must be valid and agree
+// with its files: a missing file, or a tensor that its file does not hold, is an error. Links are
+// followed by name, so a snapshot of a Hugging Face cache is an ordinary directory.
 #pragma once
 
 #include <cstdint>
@@ -54,8 +55,9 @@ class Checkpoint {
   std::uint64_t total_bytes_ = 0;
 };
 
-// The files of a checkpoint, mapped read-only; gives each tensor's bytes without copying. Not for files that another process may cut
-// short meanwhile: touching a page that is gone ends the process.
+// The files of a checkpoint, mapped read-only; gives each tensor's bytes without copying. Not for
+// files that another process may cut short meanwhile: touching a page that is gone ends the
+// process.
 class MappedCheckpoint {
  public:
   static base::Result<MappedCheckpoint> Open(base::FileSystem& files, const std::string& path);

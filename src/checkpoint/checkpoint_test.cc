@@ -43,8 +43,7 @@ class CheckpointTest : public testing::Test {
 TEST_F(CheckpointTest, OneFileOrSeveralHoldTheSameTensors) {
   for (const std::uint64_t limit : {1'000'000, 8, 1}) {
     Write(limit);
-    ASSERT_OK_AND_ASSIGN(const MappedCheckpoint mapped,
-                         MappedCheckpoint::Open(files, dir_.path()));
+    ASSERT_OK_AND_ASSIGN(const MappedCheckpoint mapped, MappedCheckpoint::Open(files, dir_.path()));
     const Checkpoint& checkpoint = mapped.checkpoint();
     EXPECT_EQ(checkpoint.tensors().size(), views_.size());
     EXPECT_EQ(checkpoint.total_bytes(), 15U);

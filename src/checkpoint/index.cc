@@ -30,8 +30,9 @@ Result<Index> ParseIndex(std::string_view text) {
       return Fail(Code::kCorrupt, fmt::format("the file of tensor {} is not a string", tensor));
     }
     if (!base::IsInsidePath(*file.string())) {
-      return Fail(Code::kCorrupt, fmt::format("the file {} of tensor {} is not inside the directory",
-                                              ToText(file), tensor));
+      return Fail(Code::kCorrupt,
+                  fmt::format("the file {} of tensor {} is not inside the directory", ToText(file),
+                              tensor));
     }
     index.weight_map.emplace_back(tensor, *file.string());
   }

@@ -16,10 +16,12 @@ inline constexpr std::uint64_t kMaxIndexBytes = 256'000'000;
 
 struct Index {
   base::Json::Object metadata;
-  std::vector<std::pair<std::string, std::string>> weight_map;  // tensor, file; in order of the text
+  std::vector<std::pair<std::string, std::string>>
+      weight_map;  // tensor, file; in order of the text
 };
 
-// kCorrupt where the text is no index: not JSON, no "weight_map" object, a file name that is no string or leaves the directory.
+// kCorrupt where the text is no index: not JSON, no "weight_map" object, a file name that is no
+// string or leaves the directory.
 base::Result<Index> ParseIndex(std::string_view text);
 
 // Indented as usual, with "metadata" first and the map sorted by tensor.

@@ -32,8 +32,8 @@ Result<std::vector<std::uint64_t>> ParseIntegers(const Json* json, std::string_v
     const std::uint64_t* number = item.unsigned_integer();
     if (number == nullptr) {
       return Fail(Code::kCorrupt,
-                  fmt::format("tensor {}: \"{}\" holds {}, which is not an unsigned integer", tensor,
-                              field, ToText(item)));
+                  fmt::format("tensor {}: \"{}\" holds {}, which is not an unsigned integer",
+                              tensor, field, ToText(item)));
     }
     numbers.push_back(*number);
   }
@@ -67,10 +67,10 @@ Result<TensorInfo> ParseTensor(const Json::Member& member, std::uint64_t data_st
   if (!bytes) return Annotate(std::move(bytes).error(), fmt::format("tensor {}", info.name));
   info.bytes = range[1] - range[0];
   if (info.bytes != *bytes) {
-    return Fail(Code::kCorrupt,
-                fmt::format("tensor {}: {} of shape {} takes {} bytes, but its offsets hold {}",
-                            info.name, Name(info.dtype), tensor::ShapeText(info.shape), *bytes,
-                            info.bytes));
+    return Fail(
+        Code::kCorrupt,
+        fmt::format("tensor {}: {} of shape {} takes {} bytes, but its offsets hold {}", info.name,
+                    Name(info.dtype), tensor::ShapeText(info.shape), *bytes, info.bytes));
   }
   if (__builtin_add_overflow(range[0], data_start, &info.offset)) {
     return Fail(Code::kCorrupt, fmt::format("tensor {}: offset {} overflows", info.name, range[0]));
@@ -132,9 +132,8 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, std::uin
     header.tensors.push_back(std::move(info));
   }
   // Empty tensors share their offset with the one that follows, so size decides second.
-  std::ranges::sort(header.tensors, {}, [](const TensorInfo& info) {
-    return std::pair(info.offset, info.bytes);
-  });
+  std::ranges::sort(header.tensors, {},
+                    [](const TensorInfo& info) { return std::pair(info.offset, info.bytes); });
   SYNCLINE_TRY(CheckRanges(header.tensors, data_start, file_bytes));
   return header;
 }
@@ -152,8 +151,8 @@ Result<SafetensorsHeader> ReadSafetensorsHeader(base::File& file) {
   SYNCLINE_TRY(base::ReadExactly(file, field, 0));
   const auto length = base::Load<std::uint64_t>(field.data());
   if (length > kMaxHeaderBytes) {
-    return corrupt(fmt::format("the header length is {}, more than the limit of {}", length,
-                               kMaxHeaderBytes));
+    return corrupt(
+        fmt::format("the header length is {}, more than the limit of {}", length, kMaxHeaderBytes));
   }
   if (length > stat.size - kLengthBytes) {
     return corrupt(fmt::format("the file is truncated: the header ends at byte {}, the file at {}",

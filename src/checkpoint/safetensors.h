@@ -1,7 +1,9 @@
-// The safetensors file format: 8 bytes of header length, a JSON header, the data of all tensors without gaps.
+// The safetensors file format: 8 bytes of header length, a JSON header, the data of all tensors
+// without gaps.
 //
-// Source of the rules: the format page and the reference implementation (0.8) of the safetensors project. We accept what it accepts, and
-// in addition refuse names that are held twice. What we write, it can open.
+// Source of the rules: the format page and the reference implementation (0.8) of the safetensors
+// project. We accept what it accepts, and in addition refuse names that are held twice. What we
+// write, it can open.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +37,9 @@ struct SafetensorsHeader {
   std::uint64_t file_bytes = 0;
 };
 
-// Reads and checks the header of a file against its real size. Nothing is allocated by a number that was not checked before.
-// Errors name the file: kCorrupt (with expected and actual), kIncompatible for a dtype that we do not know.
+// Reads and checks the header of a file against its real size. Nothing is allocated by a number
+// that was not checked before. Errors name the file: kCorrupt (with expected and actual),
+// kIncompatible for a dtype that we do not know.
 base::Result<SafetensorsHeader> ReadSafetensorsHeader(base::File& file);
 
 // The same for bytes at hand: `header` is what stands between the length field and the data.
@@ -54,13 +57,14 @@ struct SafetensorsLayout {
   SafetensorsHeader header;
 };
 
-// Where everything goes in a new file: by falling dtype size, then by name. kInvalidArgument for a name held twice or reserved,
-// kLimitExceeded for a header above kMaxHeaderBytes.
+// Where everything goes in a new file: by falling dtype size, then by name. kInvalidArgument for a
+// name held twice or reserved, kLimitExceeded for a header above kMaxHeaderBytes.
 base::Result<SafetensorsLayout> LayOutSafetensors(std::vector<TensorSpec> tensors,
                                                   const Metadata& metadata);
 
 // A file that is written aside as `path`.tmp at its full size and takes its name at Commit().
-// WriteAt may be called from several threads for different ranges. Without Commit the file aside is removed.
+// WriteAt may be called from several threads for different ranges. Without Commit the file aside is
+// removed.
 class SafetensorsWriter {
  public:
   static base::Result<SafetensorsWriter> Create(base::FileSystem& files, const std::string& path,

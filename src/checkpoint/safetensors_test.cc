@@ -124,11 +124,11 @@ RC_GTEST_PROP(SafetensorsTest, WhatIsLaidOutIsReadBack, ()) {
   std::vector<TensorSpec> specs;
   std::set<std::string> names;
   for (std::size_t i = 0; i < count; ++i) {
-    const auto& info = *rc::gen::elementOf(std::vector(tensor::DtypeTable().begin(),
-                                                       tensor::DtypeTable().end()));
+    const auto& info =
+        *rc::gen::elementOf(std::vector(tensor::DtypeTable().begin(), tensor::DtypeTable().end()));
     TensorSpec spec{.name = *rc::gen::string<std::string>(), .dtype = info.dtype};
-    spec.shape = *rc::gen::container<std::vector<std::uint64_t>>(
-        rc::gen::inRange<std::uint64_t>(0, 5));
+    spec.shape =
+        *rc::gen::container<std::vector<std::uint64_t>>(rc::gen::inRange<std::uint64_t>(0, 5));
     RC_PRE(names.insert(spec.name).second);
     for (const char c : spec.name) RC_PRE(static_cast<unsigned char>(c) < 0x80);
     RC_PRE(tensor::ByteCount(spec.dtype, spec.shape).has_value());
@@ -153,13 +153,14 @@ TEST(SafetensorsTest, WriterNeedsTheSpaceFirstAndLeavesNothingWithoutCommit) {
   const base::TempDir dir;
   base::FaultyFileSystem faulty(files);
   const auto create = [&] {
-    return SafetensorsWriter::Create(
-        faulty, dir / "w.safetensors",
-        LayOutSafetensors({{.name = "t", .shape = {4}}}, {}).value());
+    return SafetensorsWriter::Create(faulty, dir / "w.safetensors",
+                                     LayOutSafetensors({{.name = "t", .shape = {4}}}, {}).value());
   };
   faulty.FailNth("allocate", "w.safetensors", 0, {Code::kNoSpace, "full"});
   EXPECT_ERROR(create(), Code::kNoSpace, "full");
-  { EXPECT_OK(create()); }
+  {
+    EXPECT_OK(create());
+  }
   EXPECT_TRUE(files.List(dir.path()).value().empty());
   {
     ASSERT_OK_AND_ASSIGN(SafetensorsWriter writer, create());

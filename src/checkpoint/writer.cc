@@ -50,7 +50,8 @@ Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     std::vector<TensorSpec> specs;
-    for (const TensorView* view : groups[i]) specs.push_back({view->name, view->dtype, view->shape});
+    for (const TensorView* view : groups[i])
+      specs.push_back({view->name, view->dtype, view->shape});
     SYNCLINE_ASSIGN(SafetensorsLayout layout,
                     LayOutSafetensors(std::move(specs), {{"format", "pt"}}));
     const std::string name =
@@ -66,9 +67,9 @@ Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
       index.weight_map.emplace_back(info.name, name);
       total += info.bytes;
     }
-    SYNCLINE_ASSIGN(SafetensorsWriter writer,
-                    SafetensorsWriter::Create(files, base::JoinPath(directory, name),
-                                              std::move(layout)));
+    SYNCLINE_ASSIGN(
+        SafetensorsWriter writer,
+        SafetensorsWriter::Create(files, base::JoinPath(directory, name), std::move(layout)));
     writers.push_back(std::move(writer));
   }
   progress.Begin("write", total);

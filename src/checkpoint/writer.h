@@ -17,8 +17,9 @@ struct WriteOptions {
   bool durable = true;                           // data is on the device when the call returns
 };
 
-// Writes model.safetensors, or numbered files with an index where one would be larger than max_file_bytes, into a directory that
-// exists. Tensors are written in parallel, big ones in several parts. On failure what was written stays; use a directory aside.
+// Writes model.safetensors, or numbered files with an index where one would be larger than
+// max_file_bytes, into a directory that exists. Tensors are written in parallel, big ones in
+// several parts. On failure what was written stays; use a directory aside.
 base::Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
                              std::span<const tensor::TensorView> tensors,
                              const WriteOptions& options, base::ThreadPool& pool,

@@ -1,4 +1,5 @@
-// What the subcommands share: each adds itself to the command line and leaves an action, which main runs.
+// What the subcommands share: each adds itself to the command line and leaves an action, which main
+// runs.
 #pragma once
 
 #include <functional>

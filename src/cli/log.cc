@@ -1,8 +1,8 @@
 // syncline log: the versions of a store.
-#include <CLI/CLI.hpp>
 #include <fmt/chrono.h>
 #include <fmt/core.h>
 
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "base/bytes.h"
@@ -49,8 +49,8 @@ Result<Output> Log(const Session& session, const std::string& store) {
         {"bytes", version.bytes},
         {"tensors", version.tensors},
         {"density", OrNull(density)},
-        {"created", version.created_ns ? Json(static_cast<double>(*version.created_ns) / 1e9)
-                                       : Json()},
+        {"created",
+         version.created_ns ? Json(static_cast<double>(*version.created_ns) / 1e9) : Json()},
         {"fault", version.fault.empty() ? Json() : Json(version.fault)}});
   }
   output.json = Json(Json::Object{{"versions", std::move(versions)}});
@@ -64,9 +64,8 @@ void AddLog(CLI::App& app, Session& session) {
                                  "syncline log /shared/weights");
   const auto store = std::make_shared<std::string>();
   command.add_option("store", *store, "Store directory")->required();
-  command.callback([&session, store] {
-    session.action = [&session, store] { return Log(session, *store); };
-  });
+  command.callback(
+      [&session, store] { session.action = [&session, store] { return Log(session, *store); }; });
 }
 
 }  // namespace syncline::cli

@@ -1,9 +1,10 @@
-// The `syncline` command: parses the command line, runs one subcommand, prints what it says, and exits by the error table.
-#include <CLI/CLI.hpp>
+// The `syncline` command: parses the command line, runs one subcommand, prints what it says, and
+// exits by the error table.
 #include <fmt/core.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <string_view>
@@ -36,7 +37,8 @@ class TerminalProgress {
     const double seconds = std::chrono::duration<double>(now - begin_).count();
     const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
     std::string line = fmt::format("{} {}", phase, base::HumanBytes(done));
-    if (total > 0) line += fmt::format(" of {} ({} %)", base::HumanBytes(total), done * 100 / total);
+    if (total > 0)
+      line += fmt::format(" of {} ({} %)", base::HumanBytes(total), done * 100 / total);
     if (rate > 0) line += fmt::format(", {}/s", base::HumanBytes(static_cast<std::uint64_t>(rate)));
     if (rate > 0 && total > done) {
       line += fmt::format(", {:.0f} s left", static_cast<double>(total - done) / rate);
@@ -61,12 +63,12 @@ int Run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", SYNCLINE_VERSION);
   TerminalProgress terminal;
-  base::Progress progress = isatty(STDERR_FILENO) != 0
-                                ? base::Progress([&](std::string_view phase, std::uint64_t done,
-                                                     std::uint64_t total) {
-                                    terminal.Report(phase, done, total);
-                                  })
-                                : base::Progress();
+  base::Progress progress =
+      isatty(STDERR_FILENO) != 0
+          ? base::Progress([&](std::string_view phase, std::uint64_t done, std::uint64_t total) {
+              terminal.Report(phase, done, total);
+            })
+          : base::Progress();
   Session session{.files = base::FileSystem::Posix(), .cancel = cancel_token, .progress = progress};
   AddPublish(app, session);
   AddPull(app, session);
@@ -78,9 +80,9 @@ int Run(int argc, char** argv) {
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "syncline: {}\nTry: syncline {}--help\n", error.what(),
-               app.get_subcommands().empty() ? ""
-                                             : app.get_subcommands().front()->get_name() + " ");
+    fmt::print(
+        stderr, "syncline: {}\nTry: syncline {}--help\n", error.what(),
+        app.get_subcommands().empty() ? "" : app.get_subcommands().front()->get_name() + " ");
     return Info(base::Code::kInvalidArgument).exit_code;
   }
   signal(SIGINT, OnSignal);

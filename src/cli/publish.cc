@@ -1,10 +1,11 @@
 // syncline publish: makes a checkpoint directory the next version of a store.
 //
-// The version before it is needed as baseline. It is kept as a replica of the store (by default inside the store), which is brought to the last
-// version first; so it is proven by the store's own hashes, and survives whatever ended the last publish.
-#include <CLI/CLI.hpp>
+// The version before it is needed as baseline. It is kept as a replica of the store (by default
+// inside the store), which is brought to the last version first; so it is proven by the store's own
+// hashes, and survives whatever ended the last publish.
 #include <fmt/core.h>
 
+#include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
 
@@ -80,7 +81,8 @@ Result<LastVersion> OpenLast(const Session& session, const Options& options, boo
 Output Describe(const store::PublishReport& report) {
   Output output;
   output.text = fmt::format(
-      "version {}: {}, {} of {} tensors and {:.3f} % of the elements changed, {} (of {}), {:.3f} s\n",
+      "version {}: {}, {} of {} tensors and {:.3f} % of the elements changed, {} (of {}), {:.3f} "
+      "s\n",
       report.version,
       report.base_version ? fmt::format("delta on {}", *report.base_version) : "full",
       report.tensors_changed, report.tensors, 100 * report.density(),
@@ -142,11 +144,13 @@ void AddPublish(CLI::App& app, Session& session) {
       AddCommand(app, session, "publish", "Make a checkpoint the next version of a store",
                  "syncline publish out/step-12 --to /shared/weights");
   const auto options = std::make_shared<Options>();
-  command.add_option("checkpoint", options->checkpoint,
-                     "Checkpoint directory (or safetensors file) to publish")
+  command
+      .add_option("checkpoint", options->checkpoint,
+                  "Checkpoint directory (or safetensors file) to publish")
       ->required();
   command.add_option("--to", options->store, "Store directory; made if missing")->required();
-  command.add_option("--version", options->version, "Number of the version (default: the next one)");
+  command.add_option("--version", options->version,
+                     "Number of the version (default: the next one)");
   CLI::Option* full = command.add_flag("--full", options->full, "Publish all of it, not a delta");
   command
       .add_option("--base", options->base,

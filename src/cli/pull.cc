@@ -1,8 +1,8 @@
 // syncline pull: brings a replica to a version of a store.
-#include <CLI/CLI.hpp>
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <memory>
 
@@ -33,12 +33,12 @@ Output Describe(const replica::PullReport& report) {
     output.text = fmt::format("version {}:", report.version);
     if (report.seeded) output.text += fmt::format(" seeded from {},", seeded);
     if (!report.applied.empty()) {
-      output.text += fmt::format(" applied {} ({} tensors, {} elements),",
-                                 fmt::join(report.applied, ", "), report.tensors_changed,
-                                 report.elements_changed);
+      output.text +=
+          fmt::format(" applied {} ({} tensors, {} elements),", fmt::join(report.applied, ", "),
+                      report.tensors_changed, report.elements_changed);
     }
-    output.text += fmt::format(" read {}, {:.3f} s\n", base::HumanBytes(report.bytes_read),
-                               report.seconds);
+    output.text +=
+        fmt::format(" read {}, {:.3f} s\n", base::HumanBytes(report.bytes_read), report.seconds);
   }
   output.json =
       Json(Json::Object{{"version", report.version},
@@ -62,9 +62,9 @@ Result<Output> Pull(const Session& session, const Options& options) {
     const char* end = options.version.data() + options.version.size();
     const auto parsed = std::from_chars(options.version.data(), end, version);
     if (parsed.ec != std::errc() || parsed.ptr != end) {
-      return base::Fail(base::Code::kInvalidArgument,
-                        fmt::format("--version {}: expected a number or \"latest\"",
-                                    options.version));
+      return base::Fail(
+          base::Code::kInvalidArgument,
+          fmt::format("--version {}: expected a number or \"latest\"", options.version));
     }
     pull.version = version;
   }
@@ -83,7 +83,8 @@ void AddPull(CLI::App& app, Session& session) {
   command.add_option("--from", options->store, "Store directory")->required();
   command.add_option("--into", options->into, "Checkpoint directory of this host; made if missing")
       ->required();
-  command.add_option("--version", options->version, "Number of the version, or \"latest\" (default)");
+  command.add_option("--version", options->version,
+                     "Number of the version, or \"latest\" (default)");
   command.add_option("--seed", options->seed,
                      "Checkpoint that is version 0, where the store does not hold it");
   command.callback([&session, options] {

@@ -1,7 +1,7 @@
 // syncline show: the tensors of a checkpoint or of one version of a store.
-#include <CLI/CLI.hpp>
 #include <fmt/core.h>
 
+#include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
 
@@ -27,15 +27,15 @@ Result<Output> ShowCheckpoint(const Session& session, const std::string& path) {
   Json::Array tensors;
   for (const auto& tensor : checkpoint.tensors()) {
     const std::string& file = checkpoint.files()[tensor.file].name;
-    output.text += fmt::format("{}  {} {}  {}  {}\n", tensor.name, Name(tensor.dtype),
-                               tensor::ShapeText(tensor.shape), base::HumanBytes(tensor.bytes),
-                               file);
-    tensors.emplace_back(Json::Object{
-        {"name", tensor.name},
-        {"dtype", Name(tensor.dtype)},
-        {"shape", Json::Array(tensor.shape.begin(), tensor.shape.end())},
-        {"bytes", tensor.bytes},
-        {"file", file}});
+    output.text +=
+        fmt::format("{}  {} {}  {}  {}\n", tensor.name, Name(tensor.dtype),
+                    tensor::ShapeText(tensor.shape), base::HumanBytes(tensor.bytes), file);
+    tensors.emplace_back(
+        Json::Object{{"name", tensor.name},
+                     {"dtype", Name(tensor.dtype)},
+                     {"shape", Json::Array(tensor.shape.begin(), tensor.shape.end())},
+                     {"bytes", tensor.bytes},
+                     {"file", file}});
   }
   output.text += fmt::format("{} tensors, {}\n", checkpoint.tensors().size(),
                              base::HumanBytes(checkpoint.total_bytes()));
@@ -45,8 +45,7 @@ Result<Output> ShowCheckpoint(const Session& session, const std::string& path) {
   return output;
 }
 
-Result<Output> ShowVersion(const Session& session, const std::string& store,
-                           std::uint64_t number) {
+Result<Output> ShowVersion(const Session& session, const std::string& store, std::uint64_t number) {
   SYNCLINE_ASSIGN(const auto version, store::ReadVersion(session.files, store, number));
   if (!version.delta) return ShowCheckpoint(session, version.directory);
   Output output;
@@ -59,8 +58,8 @@ Result<Output> ShowVersion(const Session& session, const std::string& store,
                                       {"hash", delta.hash},
                                       {"file", version.files[delta.file]}});
   }
-  output.text += fmt::format("version {}: delta on {}, {}, checksum {}, {} changed tensors\n", number,
-                             version.delta->base_version, Name(version.delta->encoding),
+  output.text += fmt::format("version {}: delta on {}, {}, checksum {}, {} changed tensors\n",
+                             number, version.delta->base_version, Name(version.delta->encoding),
                              Name(version.delta->checksum), version.tensors.size());
   output.json = Json(Json::Object{{"kind", "delta"},
                                   {"version", number},

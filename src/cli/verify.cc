@@ -1,7 +1,7 @@
 // syncline verify: checks a store, a replica or a checkpoint.
-#include <CLI/CLI.hpp>
 #include <fmt/core.h>
 
+#include <CLI/CLI.hpp>
 #include <array>
 #include <memory>
 #include <optional>
@@ -38,8 +38,8 @@ Result<Output> Verify(const Session& session, const Options& options) {
     output.text += fmt::format("version {}, ", report.versions.front());
   }
   output.text += fmt::format("{} tensors, {} of them compared with a known hash, {} in {:.3f} s\n",
-                             report.tensors, report.tensors_hashed,
-                             base::HumanBytes(report.bytes), report.seconds);
+                             report.tensors, report.tensors_hashed, base::HumanBytes(report.bytes),
+                             report.seconds);
   output.json =
       Json(Json::Object{{"kind", kind},
                         {"ok", true},

@@ -1,5 +1,6 @@
-// A record: u64 offset, u32 block bytes, u32 changed units, u8 unit bytes, u8 whole, 6 bytes zero; then, sparse: u16 positions, old values, new
-// values; whole: old image, new image. Records live only as long as the pull that made them, so the layout may change.
+// A record: u64 offset, u32 block bytes, u32 changed units, u8 unit bytes, u8 whole, 6 bytes zero;
+// then, sparse: u16 positions, old values, new values; whole: old image, new image. Records live
+// only as long as the pull that made them, so the layout may change.
 #include "delta/block_changes.h"
 
 namespace syncline::delta {

@@ -1,5 +1,5 @@
-// What a delta changes in one block of a tensor: where, the old values and the new ones. Small enough to keep for every block of a step, and
-// enough to go forwards and back.
+// What a delta changes in one block of a tensor: where, the old values and the new ones. Small
+// enough to keep for every block of a step, and enough to go forwards and back.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@
 
 namespace syncline::delta {
 
-// Changes are kept by unit (1 or 2 bytes, tensor::UnitBytes), at most one entry a unit, in ascending order.
+// Changes are kept by unit (1 or 2 bytes, tensor::UnitBytes), at most one entry a unit, in
+// ascending order.
 class BlockChanges {
  public:
   explicit BlockChanges(std::uint32_t unit_bytes);
@@ -32,9 +33,11 @@ class BlockChanges {
   // Elements that changed, where an element is that many neighbouring units (1, 2 or 4).
   std::uint64_t CountElements(std::uint32_t units) const;
 
-  // Appends a record that describes the change to a block that starts at `offset` of its tensor: sparse, or where that would be larger, both
-  // images whole. Nothing is appended if nothing changed. `block` is the image after the change.
-  void AppendRecord(std::uint64_t offset, base::ByteSpan block, std::vector<std::byte>& records) const;
+  // Appends a record that describes the change to a block that starts at `offset` of its tensor:
+  // sparse, or where that would be larger, both images whole. Nothing is appended if nothing
+  // changed. `block` is the image after the change.
+  void AppendRecord(std::uint64_t offset, base::ByteSpan block,
+                    std::vector<std::byte>& records) const;
 
  private:
   std::uint32_t unit_bytes_;
@@ -52,8 +55,8 @@ class BlockRecord {
   // The record at the start of `records`; kInternal if it is cut short.
   static base::Result<BlockRecord> Read(base::ByteSpan records);
 
-  std::uint64_t offset() const { return offset_; }              // of the block in its tensor
-  std::size_t record_bytes() const { return record_bytes_; }    // of this record
+  std::uint64_t offset() const { return offset_; }            // of the block in its tensor
+  std::size_t record_bytes() const { return record_bytes_; }  // of this record
   std::uint64_t changed_units() const { return count_; }
   // The bytes of the block that change lie in [first_byte, end_byte).
   std::size_t first_byte() const { return first_byte_; }

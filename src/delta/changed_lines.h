@@ -1,5 +1,5 @@
-// Which lines of a tensor a difference has touched: one bit for 128 bytes (two cache lines, which processors fetch together). A baseline is
-// brought up to date by copying these lines alone.
+// Which lines of a tensor a difference has touched: one bit for 128 bytes (two cache lines, which
+// processors fetch together). A baseline is brought up to date by copying these lines alone.
 #pragma once
 
 #include <bit>
@@ -23,7 +23,8 @@ class ChangedLines {
     words_[byte / kWordBytes] |= std::uint64_t{1} << (byte / kLineBytes % 64);
   }
 
-  // Marks by a mask of units (tensor/unit_mask.h) whose words cover `bytes_per_word` bytes each, the first one from `offset` on.
+  // Marks by a mask of units (tensor/unit_mask.h) whose words cover `bytes_per_word` bytes each,
+  // the first one from `offset` on.
   void MarkWords(const std::uint64_t* mask, std::size_t words, std::uint64_t offset,
                  std::size_t bytes_per_word) {
     for (std::size_t i = 0; i < words; ++i) {
@@ -31,7 +32,8 @@ class ChangedLines {
     }
   }
 
-  // Copies the marked lines of [begin, end) from one image of the tensor to another; `begin` is a multiple of kBlockBytes.
+  // Copies the marked lines of [begin, end) from one image of the tensor to another; `begin` is a
+  // multiple of kBlockBytes.
   void Copy(base::ByteSpan from, base::MutableByteSpan to, std::uint64_t begin,
             std::uint64_t end) const {
     for (std::uint64_t word = begin / kWordBytes; word * kWordBytes < end; ++word) {

@@ -1,5 +1,5 @@
-// Both encodings against each other's rules: what is encoded and applied is the new tensor, bit for bit, for any contents, and any damage of
-// a frame is an error or at least never a crash.
+// Both encodings against each other's rules: what is encoded and applied is the new tensor, bit for
+// bit, for any contents, and any damage of a frame is an error or at least never a crash.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <zstd.h>
@@ -86,7 +86,8 @@ std::uint64_t CountUnits(ByteSpan a, ByteSpan b, std::size_t unit) {
   return count;
 }
 
-// Random bytes and a copy in which each unit changes with a probability, and some long stretches do or do not.
+// Random bytes and a copy in which each unit changes with a probability, and some long stretches do
+// or do not.
 struct Pair {
   Bytes old_bytes;
   Bytes new_bytes;
@@ -123,15 +124,16 @@ void CheckPair(Encoding encoding, const Pair& pair, std::uint32_t unit) {
   ASSERT_EQ(CheckFrame(encoding, encoded.frame).value(),
             CountUnits(pair.old_bytes, pair.new_bytes, 1));
 
-  // The frame is standard zstd in one frame: the library reads it in one call and finds what the format says.
+  // The frame is standard zstd in one frame: the library reads it in one call and finds what the
+  // format says.
   const unsigned long long size =
       ZSTD_getFrameContentSize(encoded.frame.data(), encoded.frame.size());
   Bytes content(size);
   ASSERT_EQ(ZSTD_findFrameCompressedSize(encoded.frame.data(), encoded.frame.size()),
             encoded.frame.size());
-  ASSERT_EQ(ZSTD_decompress(content.data(), content.size(), encoded.frame.data(),
-                            encoded.frame.size()),
-            size);
+  ASSERT_EQ(
+      ZSTD_decompress(content.data(), content.size(), encoded.frame.data(), encoded.frame.size()),
+      size);
   if (encoding == Encoding::kXor) {
     ASSERT_EQ(size, pair.old_bytes.size());
     for (std::size_t i = 0; i < size; ++i) {
@@ -147,8 +149,8 @@ INSTANTIATE_TEST_SUITE_P(Encodings, DeltaTest,
 
 TEST_P(DeltaTest, AllSizesUnitsAndDensities) {
   std::uint64_t seed = 1;
-  for (const std::size_t size : {1, 2, 7, 8, 9, 31, 33, 1000, 65536, 65537, 131072, 131073, 524288,
-                                 1'700'001}) {
+  for (const std::size_t size :
+       {1, 2, 7, 8, 9, 31, 33, 1000, 65536, 65537, 131072, 131073, 524288, 1'700'001}) {
     for (const std::uint32_t unit : {1, 2}) {
       if (size % unit != 0) continue;
       for (const double density : {0.0, 0.00001, 0.003, 0.05, 0.4, 1.0}) {

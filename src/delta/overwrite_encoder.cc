@@ -101,8 +101,8 @@ class Compressor {
 
 }  // namespace
 
-Result<OverwriteFrame> EncodeOverwrite(ByteSpan old_bytes, ByteSpan new_bytes,
-                                       tensor::Dtype dtype, ChangedLines& lines) {
+Result<OverwriteFrame> EncodeOverwrite(ByteSpan old_bytes, ByteSpan new_bytes, tensor::Dtype dtype,
+                                       ChangedLines& lines) {
   if (old_bytes.size() > std::uint64_t{std::numeric_limits<std::uint32_t>::max()} + 1) {
     return Fail(Code::kLimitExceeded,
                 fmt::format("{} bytes, but overwrite positions reach only 4 GiB; use xor",
@@ -112,11 +112,11 @@ Result<OverwriteFrame> EncodeOverwrite(ByteSpan old_bytes, ByteSpan new_bytes,
   std::uint64_t count = 0;
   Comparison comparison(old_bytes, new_bytes);
   const std::size_t unit = UnitBytes(dtype);
-  comparison.ForEachBlock(unit, [&](const std::uint64_t* mask, std::size_t words,
-                                    std::uint64_t at) {
-    frame.changed_elements += tensor::CountElements(mask, words, UnitsPerElement(dtype));
-    lines.MarkWords(mask, words, at, 64 * unit);
-  });
+  comparison.ForEachBlock(
+      unit, [&](const std::uint64_t* mask, std::size_t words, std::uint64_t at) {
+        frame.changed_elements += tensor::CountElements(mask, words, UnitsPerElement(dtype));
+        lines.MarkWords(mask, words, at, 64 * unit);
+      });
   comparison.ForEachByte([&](std::uint64_t) { ++count; });
   if (count == 0) return frame;
   if (count > std::numeric_limits<std::uint32_t>::max()) {
@@ -124,8 +124,7 @@ Result<OverwriteFrame> EncodeOverwrite(ByteSpan old_bytes, ByteSpan new_bytes,
   }
   Compressor compressor(4 + 5 * count);
   compressor.Put(static_cast<std::uint32_t>(count));
-  comparison.ForEachByte(
-      [&](std::uint64_t at) { compressor.Put(static_cast<std::uint32_t>(at)); });
+  comparison.ForEachByte([&](std::uint64_t at) { compressor.Put(static_cast<std::uint32_t>(at)); });
   comparison.ForEachByte([&](std::uint64_t at) { compressor.Put(new_bytes[at]); });
   SYNCLINE_ASSIGN(frame.bytes, compressor.Finish());
   return frame;

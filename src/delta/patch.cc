@@ -122,8 +122,8 @@ class XorPatch final : public TensorPatch {
     const MutableByteSpan image = std::span(image_).first(block.size());
     SYNCLINE_TRY(frame_.ReadExactly(image));
     tensor::NonZeroMask(image.data(), image.size(), changes.unit_bytes(), mask_.data());
-    (changes.unit_bytes() == 1 ? ApplyXor<std::uint8_t> : ApplyXor<std::uint16_t>)(
-        image, mask_.data(), block, changes);
+    (changes.unit_bytes() == 1 ? ApplyXor<std::uint8_t>
+                               : ApplyXor<std::uint16_t>)(image, mask_.data(), block, changes);
     return {};
   }
 
@@ -151,8 +151,8 @@ struct OverwriteContent {
     OverwriteContent content{.count = Load<std::uint32_t>(head.data())};
     const std::uint64_t size = 4 + 5 * std::uint64_t{content.count};
     if (content.count > max_count) {
-      return Fail(Code::kCorrupt, fmt::format("{} positions for a tensor of {} bytes",
-                                              content.count, max_count));
+      return Fail(Code::kCorrupt,
+                  fmt::format("{} positions for a tensor of {} bytes", content.count, max_count));
     }
     if (reader.content_bytes() != FrameReader::kUnknown && reader.content_bytes() != size) {
       return Fail(Code::kCorrupt,

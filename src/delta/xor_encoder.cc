@@ -1,16 +1,20 @@
-// Layout of a frame (RFC 8878): magic number, descriptor, window descriptor, content size; then blocks, each with a header of three bytes: bit 0
-// says that it is the last, bits 1–2 its type (0 raw, 1 one byte repeated, 2 compressed), the rest its size.
+// Layout of a frame (RFC 8878): magic number, descriptor, window descriptor, content size; then
+// blocks, each with a header of three bytes: bit 0 says that it is the last, bits 1–2 its type (0
+// raw, 1 one byte repeated, 2 compressed), the rest its size.
 //
 // Encoding of a piece:
 // 1. Compare the images block by block (128 KiB) into the xor image, collecting sequences.
-// 2. A block without a difference becomes a "one byte repeated" block of four bytes. (Not the first block of a frame: old decoders of the zstd
+// 2. A block without a difference becomes a "one byte repeated" block of four bytes. (Not the first
+// block of a frame: old decoders of the zstd
 //    command line refuse that.)
-// 3. Each run of other blocks goes through ZSTD_compressSequences at once; of the frame that comes back the header is dropped and the blocks
+// 3. Each run of other blocks goes through ZSTD_compressSequences at once; of the frame that comes
+// back the header is dropped and the blocks
 //    are kept, the "last" mark cleared.
 // 4. AssembleXorFrame writes one frame header and sets the mark on the very last block.
 //
-// Invariant that makes 3 legal: a piece starts with the decoder's history of offsets at its initial {1, 4, 8} and leaves it so, since every
-// match has offset 1, is preceded by a literal, and is therefore coded as "the same offset as last time".
+// Invariant that makes 3 legal: a piece starts with the decoder's history of offsets at its initial
+// {1, 4, 8} and leaves it so, since every match has offset 1, is preceded by a literal, and is
+// therefore coded as "the same offset as last time".
 #include "delta/xor_encoder.h"
 
 #define ZSTD_STATIC_LINKING_ONLY  // ZSTD_compressSequences; in the shared library since 1.5.0
@@ -34,7 +38,8 @@ using base::Status;
 
 constexpr std::size_t kZstdBlock = ZSTD_BLOCKSIZE_MAX;
 constexpr int kWindowLog = 17;
-// A run of zeros shorter than this stays among the literals. At least 7, so that no run inside one 8-byte word has to be looked for.
+// A run of zeros shorter than this stays among the literals. At least 7, so that no run inside one
+// 8-byte word has to be looked for.
 constexpr std::size_t kMinRun = 7;
 
 struct BlockHeader {
@@ -54,7 +59,8 @@ class Sequencer {
  public:
   explicit Sequencer(ZSTD_Sequence* out) : out_(out) {}
 
-  // The bytes in [first, end) hold a difference at both ends; all between the previous call's end and `first` are equal.
+  // The bytes in [first, end) hold a difference at both ends; all between the previous call's end
+  // and `first` are equal.
   void Add(std::size_t first, std::size_t end) {
     if (first - zeros_ >= kMinRun) Flush(first);
     zeros_ = end;
@@ -80,7 +86,8 @@ class Sequencer {
   std::size_t zeros_ = 0;     // end of the last differing byte
 };
 
-// A run takes at least kMinRun bytes and the differing byte before it; beside these there is the run at the start and the end of the block.
+// A run takes at least kMinRun bytes and the differing byte before it; beside these there is the
+// run at the start and the end of the block.
 constexpr std::size_t kMaxSequences = kZstdBlock / (kMinRun + 1) + 2;
 
 template <typename Unit>
@@ -139,7 +146,8 @@ XorEncoder::XorEncoder() : state_(std::make_unique<State>()) {
 XorEncoder::~XorEncoder() = default;
 XorEncoder::XorEncoder(XorEncoder&&) noexcept = default;
 
-// Step 3: the blocks of image [begin, end), whose sequences are all that were collected since the last call.
+// Step 3: the blocks of image [begin, end), whose sequences are all that were collected since the
+// last call.
 Status XorEncoder::State::AppendCompressed(std::size_t begin, std::size_t end, XorPiece& piece) {
   if (begin == end) return {};
   const std::size_t size =

@@ -1,10 +1,13 @@
-// Makes xor frames: finds the difference of two tensor images and writes it as one standard zstd frame.
+// Makes xor frames: finds the difference of two tensor images and writes it as one standard zstd
+// frame.
 //
-// How it is faster and smaller than compressing the xor image: the image is nearly all zeros, and where they are is known once the images have
-// been compared. So no match finder runs. Each run of zeros becomes one zstd sequence whose match has offset 1 (the zero byte before it), and
-// only the rest are literals; zstd's entropy coder does what remains. All offsets being 1, the decoder's history of offsets never changes from
-// its initial state, so pieces that were encoded on their own can be put one after the other inside one frame: a tensor is encoded in parallel,
-// in bounded memory, and any zstd decoder reads the result.
+// How it is faster and smaller than compressing the xor image: the image is nearly all zeros, and
+// where they are is known once the images have been compared. So no match finder runs. Each run of
+// zeros becomes one zstd sequence whose match has offset 1 (the zero byte before it), and only the
+// rest are literals; zstd's entropy coder does what remains. All offsets being 1, the decoder's
+// history of offsets never changes from its initial state, so pieces that were encoded on their own
+// can be put one after the other inside one frame: a tensor is encoded in parallel, in bounded
+// memory, and any zstd decoder reads the result.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +22,13 @@
 
 namespace syncline::delta {
 
-// A tensor is cut into pieces of this size (the last may be shorter); a multiple of the 128 KiB of a zstd block.
+// A tensor is cut into pieces of this size (the last may be shorter); a multiple of the 128 KiB of
+// a zstd block.
 inline constexpr std::size_t kXorPieceBytes = 512 * 1024;
 
 struct XorPiece {
-  std::vector<std::byte> blocks;       // zstd blocks, none marked as the last one
-  std::size_t last_block = 0;          // where the header of the last one stands in `blocks`
+  std::vector<std::byte> blocks;  // zstd blocks, none marked as the last one
+  std::size_t last_block = 0;     // where the header of the last one stands in `blocks`
   std::uint64_t changed_elements = 0;
 };
 
@@ -35,10 +39,10 @@ class XorEncoder {
   ~XorEncoder();
   XorEncoder(XorEncoder&&) noexcept;
 
-  // Encodes tensor bytes [offset, offset + size) given as two images of that range, at most kXorPieceBytes, and marks what differs.
+  // Encodes tensor bytes [offset, offset + size) given as two images of that range, at most
+  // kXorPieceBytes, and marks what differs.
   base::Result<XorPiece> Encode(base::ByteSpan old_bytes, base::ByteSpan new_bytes,
-                                std::uint64_t offset, tensor::Dtype dtype,
-                                ChangedLines& lines);
+                                std::uint64_t offset, tensor::Dtype dtype, ChangedLines& lines);
 
  private:
   struct State;

@@ -1,8 +1,11 @@
-// 1. Stage: read each frame, read the tensor it belongs to, patch it block by block in memory, hash the result, and log what changes (old and new
+// 1. Stage: read each frame, read the tensor it belongs to, patch it block by block in memory, hash
+// the result, and log what changes (old and new
 //    values). The replica is only read.
 // 2. Verify: every hash must be the published one, else nothing happened.
-// 3. Withdraw the marker. From here on a process that dies before the new one leaves none, and the next pull seeds again.
-// 4. Commit: write the logged changes into the files, then the head, then the new marker. On a failure write the old values back and publish the old
+// 3. Withdraw the marker. From here on a process that dies before the new one leaves none, and the
+// next pull seeds again.
+// 4. Commit: write the logged changes into the files, then the head, then the new marker. On a
+// failure write the old values back and publish the old
 //    marker.
 //
 // Invariant: while a marker stands, the files are exactly that version.
@@ -49,8 +52,8 @@ class Applier {
 
   Status Open() {
     for (const std::string& name : version_.files) {
-      SYNCLINE_ASSIGN(auto file, files_.Open(base::JoinPath(version_.directory, name),
-                                             base::OpenMode::kRead));
+      SYNCLINE_ASSIGN(auto file,
+                      files_.Open(base::JoinPath(version_.directory, name), base::OpenMode::kRead));
       SYNCLINE_ASSIGN(const base::FileInfo info, file->Stat());
       counts_.bytes_read += info.size;
       frames_.push_back(std::move(file));
@@ -94,9 +97,8 @@ class Applier {
         cancel));
     if (wrong_.empty()) return {};
     std::ranges::sort(wrong_);
-    return Fail(Code::kChecksumMismatch,
-                fmt::format("checksum mismatch for {} tensors: {}", wrong_.size(),
-                            fmt::join(wrong_, ", ")));
+    return Fail(Code::kChecksumMismatch, fmt::format("checksum mismatch for {} tensors: {}",
+                                                     wrong_.size(), fmt::join(wrong_, ", ")));
   }
 
   // Step 4. Whole segments in parallel; a segment lies in one tensor.
@@ -185,12 +187,13 @@ std::unexpected<base::Error> PutBack(Applier& applier, const ReplicaState& state
   const Status back = applier.Write(Direction::kBack, pool);
   const Status marker = back ? state.PublishMarker(old_version) : back;
   if (marker) {
-    return Annotate(std::move(error), fmt::format("the replica was put back to version {}",
-                                                  old_version));
+    return Annotate(std::move(error),
+                    fmt::format("the replica was put back to version {}", old_version));
   }
-  return Fail(Code::kIo, fmt::format("{}; putting version {} back failed too ({}): the replica must "
-                                     "be seeded again, which the next pull does",
-                                     error.message, old_version, marker.error().message));
+  return Fail(Code::kIo,
+              fmt::format("{}; putting version {} back failed too ({}): the replica must "
+                          "be seeded again, which the next pull does",
+                          error.message, old_version, marker.error().message));
 }
 
 }  // namespace
@@ -220,8 +223,7 @@ Result<ApplyCounts> ApplyVersion(FileSystem& files, const ReplicaState& state,
     return state.PublishMarker(version.number);
   };
   if (Status status = commit(); !status) {
-    return annotate(
-        PutBack(applier, state, head.version, std::move(status).error(), pool).error());
+    return annotate(PutBack(applier, state, head.version, std::move(status).error(), pool).error());
   }
   head = std::move(next);
   return applier.counts();

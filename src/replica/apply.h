@@ -1,4 +1,5 @@
-// Takes a replica from one version to the next by a delta, in two steps of which only the second changes anything.
+// Takes a replica from one version to the next by a delta, in two steps of which only the second
+// changes anything.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +19,11 @@ struct ApplyCounts {
   std::uint64_t bytes_read = 0;  // of the version's files
 };
 
-// Applies `version`, which builds on the version that `head` describes, to the replica whose files `checkpoint` describes; `head` becomes the new one.
-// Nothing has moved after an error, unless it says that the replica must be seeded again (kIo, when putting the old bytes back failed too; then the
-// marker is gone). Errors name version, file and tensor; kChecksumMismatch lists the tensors that would not be as published.
+// Applies `version`, which builds on the version that `head` describes, to the replica whose files
+// `checkpoint` describes; `head` becomes the new one. Nothing has moved after an error, unless it
+// says that the replica must be seeded again (kIo, when putting the old bytes back failed too; then
+// the marker is gone). Errors name version, file and tensor; kChecksumMismatch lists the tensors
+// that would not be as published.
 //
 // The caller holds the lock.
 base::Result<ApplyCounts> ApplyVersion(base::FileSystem& files, const ReplicaState& state,

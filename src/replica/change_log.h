@@ -1,4 +1,5 @@
-// The changes of one version while they wait to be written into the replica: in memory up to a bound, beyond it in a file.
+// The changes of one version while they wait to be written into the replica: in memory up to a
+// bound, beyond it in a file.
 #pragma once
 
 #include <cstdint>

@@ -37,14 +37,13 @@ Result<std::vector<TensorHash>> HashTensors(
       [&](std::size_t i) -> Status {
         const CheckpointTensor& tensor = tensors[order[i]];
         TensorHash& hash = hashes[order[i]];
-        hash.kind = kind_of ? kind_of(tensor.name) : tensor::HashKind::kXxh3_128;
+        hash.kind = kind_of ? kind_of(tensor.name) : tensor::HashKind::kXxh3;
         const auto hasher = tensor::MakeHasher(hash.kind);
         std::vector<std::byte> buffer(std::min<std::uint64_t>(kPieceBytes, tensor.bytes));
         for (std::uint64_t done = 0; done < tensor.bytes; done += kPieceBytes) {
-          const auto piece = std::span(buffer).first(
-              std::min<std::uint64_t>(kPieceBytes, tensor.bytes - done));
-          SYNCLINE_TRY(
-              base::ReadExactly(*open_files[tensor.file], piece, tensor.offset + done));
+          const auto piece =
+              std::span(buffer).first(std::min<std::uint64_t>(kPieceBytes, tensor.bytes - done));
+          SYNCLINE_TRY(base::ReadExactly(*open_files[tensor.file], piece, tensor.offset + done));
           hasher->Update(piece);
           if (copy) SYNCLINE_TRY(copy(tensor, tensor.offset + done, piece));
           progress.Add(piece.size());
@@ -63,7 +62,7 @@ Result<std::vector<std::string>> FindWrongTensors(FileSystem& files, const Check
   progress.Begin("hash", checkpoint.total_bytes());
   const auto kind_of = [&](const std::string& name) {
     const auto found = head.hashes.find(name);
-    return found == head.hashes.end() ? tensor::HashKind::kXxh3_128 : found->second.kind;
+    return found == head.hashes.end() ? tensor::HashKind::kXxh3 : found->second.kind;
   };
   SYNCLINE_ASSIGN(const std::vector<TensorHash> hashes,
                   HashTensors(files, checkpoint, kind_of, nullptr, pool, progress, cancel));

@@ -1,5 +1,7 @@
-// 1. Take the lock; see what the replica holds (nothing, if the marker is missing or the bytes did not survive a restart).
-// 2. Plan: walk from the target down its bases until the version that is held, a full version, or version 0. Every version on the way is read and
+// 1. Take the lock; see what the replica holds (nothing, if the marker is missing or the bytes did
+// not survive a restart).
+// 2. Plan: walk from the target down its bases until the version that is held, a full version, or
+// version 0. Every version on the way is read and
 //    checked; what is missing is named. Nothing has been changed up to here.
 // 3. Seed, if the plan says so.
 // 4. Apply the deltas, each a transaction of its own (apply.cc).
@@ -119,7 +121,8 @@ class Puller {
     auto checkpoint = Checkpoint::Open(files_, state_.directory());
     if (!checkpoint) {
       const Code code = checkpoint.error().code;
-      if (code != Code::kCorrupt && code != Code::kNotFound) {  // it cannot be read now: no proof of damage
+      if (code != Code::kCorrupt &&
+          code != Code::kNotFound) {  // it cannot be read now: no proof of damage
         return std::unexpected(std::move(checkpoint).error());
       }
       return Distrust(fmt::format("its files are damaged ({})", checkpoint.error().message));
@@ -147,12 +150,13 @@ class Puller {
     return state_.WithdrawMarker();
   }
 
-  // Another program made or moved this replica: what it holds is what its marker says, so its hashes are taken now.
+  // Another program made or moved this replica: what it holds is what its marker says, so its
+  // hashes are taken now.
   Status Adopt(const Checkpoint& checkpoint) {
     progress_.Begin("hash", checkpoint.total_bytes());
-    SYNCLINE_ASSIGN(std::vector<TensorHash> hashes,
-                    HashTensors(files_, checkpoint, nullptr, nullptr, pool_, progress_,
-                                options_.cancel));
+    SYNCLINE_ASSIGN(
+        std::vector<TensorHash> hashes,
+        HashTensors(files_, checkpoint, nullptr, nullptr, pool_, progress_, options_.cancel));
     head_ = {.version = *held_, .boot_id = state_.BootId()};
     for (std::size_t i = 0; i < hashes.size(); ++i) {
       head_.hashes.emplace(checkpoint.tensors()[i].name, std::move(hashes[i]));
@@ -163,10 +167,11 @@ class Puller {
   // Step 2.
   Result<Plan> MakePlan(std::uint64_t target) const {
     if (held_ && target < *held_ && target != 0) {
-      return Fail(Code::kOutOfOrder,
-                  fmt::format("{} is at version {}; going back to {} is not possible: pull version 0 "
-                              "first, which sets it back to the seed",
-                              state_.directory(), *held_, target));
+      return Fail(
+          Code::kOutOfOrder,
+          fmt::format("{} is at version {}; going back to {} is not possible: pull version 0 "
+                      "first, which sets it back to the seed",
+                      state_.directory(), *held_, target));
     }
     Plan plan;
     std::uint64_t at = target;
@@ -175,9 +180,9 @@ class Puller {
       const bool in_store = std::ranges::binary_search(versions_, at);
       if (at == 0 && !in_store) {
         if (options_.seed.empty()) {
-          return Fail(Code::kNotFound,
-                      fmt::format("version 0 is not in {}: say which checkpoint it is (--seed)",
-                                  store_));
+          return Fail(
+              Code::kNotFound,
+              fmt::format("version 0 is not in {}: say which checkpoint it is (--seed)", store_));
         }
         plan.seed = true;
         plan.seed_path = options_.seed;

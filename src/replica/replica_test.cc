@@ -154,8 +154,9 @@ TEST_F(ReplicaTest, OlderTargets) {
   ExpectAt(0);
 }
 
-// Each operation that the pull makes on the replica is made to fail, one after the other. Whatever fails, the replica is then at the old or the new
-// version, and the next pull succeeds without seeding.
+// Each operation that the pull makes on the replica is made to fail, one after the other. Whatever
+// fails, the replica is then at the old or the new version, and the next pull succeeds without
+// seeding.
 TEST_F(ReplicaTest, BR05_AFailureAnywhereLeavesOneVersionWhole) {
   PublishUpTo(1, 0.02);
   base::FaultyFileSystem faulty(files);

@@ -33,8 +33,7 @@ std::string Folder(const std::string& name) {
 Status CopyRange(base::File& from, base::File& to, std::uint64_t begin, std::uint64_t end) {
   std::vector<std::byte> buffer(std::min<std::uint64_t>(kCopyBytes, end - begin));
   for (std::uint64_t at = begin; at < end; at += buffer.size()) {
-    const auto piece =
-        std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), end - at));
+    const auto piece = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), end - at));
     SYNCLINE_TRY(base::ReadExactly(from, piece, at));
     SYNCLINE_TRY(to.WriteAt(piece, at));
   }
@@ -46,8 +45,8 @@ class Seeder {
   Seeder(FileSystem& files, const ReplicaState& state, const std::string& source)
       : files_(files), state_(state), source_(source), incoming_(state.Path("incoming")) {}
 
-  Result<std::uint64_t> Run(std::uint64_t version, base::ThreadPool& pool,
-                            base::Progress& progress, const base::CancelToken* cancel) {
+  Result<std::uint64_t> Run(std::uint64_t version, base::ThreadPool& pool, base::Progress& progress,
+                            const base::CancelToken* cancel) {
     SYNCLINE_TRY(files_.RemoveAll(incoming_));
     SYNCLINE_TRY(files_.MakeDirectories(incoming_));
     SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, source_));
@@ -69,8 +68,8 @@ class Seeder {
       SYNCLINE_ASSIGN(const base::FileInfo info, files_.Stat(path));
       if (info.kind != base::FileInfo::Kind::kFile) continue;
       SYNCLINE_ASSIGN(const auto from, files_.Open(path, base::OpenMode::kRead));
-      SYNCLINE_ASSIGN(const auto to, files_.Open(base::JoinPath(incoming_, name),
-                                                 base::OpenMode::kCreate));
+      SYNCLINE_ASSIGN(const auto to,
+                      files_.Open(base::JoinPath(incoming_, name), base::OpenMode::kCreate));
       SYNCLINE_TRY(CopyRange(*from, *to, 0, info.size));
       names_.push_back(name);
       bytes_ += info.size;
@@ -87,8 +86,8 @@ class Seeder {
         return Fail(Code::kCorrupt, fmt::format("file {} is not inside {}", file.name, source_));
       }
       SYNCLINE_TRY(files_.MakeDirectories(base::JoinPath(incoming_, Folder(file.name))));
-      SYNCLINE_ASSIGN(auto copy, files_.Open(base::JoinPath(incoming_, file.name),
-                                             base::OpenMode::kCreate));
+      SYNCLINE_ASSIGN(auto copy,
+                      files_.Open(base::JoinPath(incoming_, file.name), base::OpenMode::kCreate));
       SYNCLINE_TRY(copy->Allocate(file.bytes));
       // What comes before the first tensor is the header.
       std::uint64_t head_bytes = file.bytes;
@@ -103,14 +102,14 @@ class Seeder {
       bytes_ += file.bytes;
     }
     progress.Begin("seed", checkpoint.total_bytes());
-    SYNCLINE_ASSIGN(std::vector<TensorHash> hashes,
-                    HashTensors(
-                        files_, checkpoint, nullptr,
-                        [&](const CheckpointTensor& tensor, std::uint64_t offset,
-                            base::ByteSpan bytes) {
-                          return copies[tensor.file]->WriteAt(bytes, offset);
-                        },
-                        pool, progress, cancel));
+    SYNCLINE_ASSIGN(
+        std::vector<TensorHash> hashes,
+        HashTensors(
+            files_, checkpoint, nullptr,
+            [&](const CheckpointTensor& tensor, std::uint64_t offset, base::ByteSpan bytes) {
+              return copies[tensor.file]->WriteAt(bytes, offset);
+            },
+            pool, progress, cancel));
     Head head;
     for (std::size_t i = 0; i < hashes.size(); ++i) {
       head.hashes.emplace(checkpoint.tensors()[i].name, std::move(hashes[i]));
@@ -118,7 +117,8 @@ class Seeder {
     return head;
   }
 
-  // Ranges of a file that no tensor of the checkpoint covers (tensors that the index leaves out) are copied too.
+  // Ranges of a file that no tensor of the checkpoint covers (tensors that the index leaves out)
+  // are copied too.
   Status CopyUnindexed(const Checkpoint& checkpoint, std::size_t file, base::File& from,
                        base::File& to) {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
@@ -142,8 +142,8 @@ class Seeder {
       if (const std::string folder = Folder(name); folders.insert(folder).second) {
         SYNCLINE_TRY(files_.MakeDirectories(base::JoinPath(state_.directory(), folder)));
       }
-      SYNCLINE_TRY(files_.Rename(base::JoinPath(incoming_, name),
-                                 base::JoinPath(state_.directory(), name)));
+      SYNCLINE_TRY(
+          files_.Rename(base::JoinPath(incoming_, name), base::JoinPath(state_.directory(), name)));
     }
     SYNCLINE_TRY(files_.RemoveAll(incoming_));
     SYNCLINE_TRY(state_.WriteHead(head));

@@ -1,4 +1,5 @@
-// Fills a replica with a whole checkpoint: the first version that it holds, or a full version that replaces all before.
+// Fills a replica with a whole checkpoint: the first version that it holds, or a full version that
+// replaces all before.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +12,11 @@
 
 namespace syncline::replica {
 
-// Copies the checkpoint `source` (its weight files and companions) aside, then swaps it in: the marker is withdrawn, files take their names,
-// files of the old content that the new one lacks are removed, head and marker are published as `version`. Until the swap the replica stays as it
-// is, after a failure too. Links in `source` are followed, never shared: the replica owns its bytes. Returns the bytes read.
+// Copies the checkpoint `source` (its weight files and companions) aside, then swaps it in: the
+// marker is withdrawn, files take their names, files of the old content that the new one lacks are
+// removed, head and marker are published as `version`. Until the swap the replica stays as it is,
+// after a failure too. Links in `source` are followed, never shared: the replica owns its bytes.
+// Returns the bytes read.
 //
 // The caller holds the lock.
 base::Result<std::uint64_t> Seed(base::FileSystem& files, const ReplicaState& state,

@@ -136,8 +136,8 @@ Status ReplicaState::WriteHead(const Head& head) const {
 
 std::string ReplicaState::BootId() const {
   // A file of the kernel; its size reads as 0, so it is read without asking.
-  const auto file = base::FileSystem::Posix().Open("/proc/sys/kernel/random/boot_id",
-                                                   base::OpenMode::kRead);
+  const auto file =
+      base::FileSystem::Posix().Open("/proc/sys/kernel/random/boot_id", base::OpenMode::kRead);
   if (!file) return "";
   std::string text(36, '\0');
   const auto got = (*file)->ReadAt(std::as_writable_bytes(std::span(text)), 0);

@@ -1,4 +1,5 @@
-// What a replica knows of itself: the marker that it shares with SGLang, and our own head file with the hashes behind it.
+// What a replica knows of itself: the marker that it shares with SGLang, and our own head file with
+// the hashes behind it.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +15,24 @@ namespace syncline::replica {
 
 // The content hash of a tensor, by the kind that the version which last changed it used.
 struct TensorHash {
-  tensor::HashKind kind = tensor::HashKind::kXxh3_128;
+  tensor::HashKind kind = tensor::HashKind::kXxh3;
   std::string hex;
 };
 
 struct Head {
   std::uint64_t version = 0;
-  // Of the boot in which it was written. Data is not synced, so what a machine held before it went down has to be hashed again.
+  // Of the boot in which it was written. Data is not synced, so what a machine held before it went
+  // down has to be hashed again.
   std::string boot_id;
   std::map<std::string, TensorHash, std::less<>> hashes;  // of every tensor
 };
 
 // The folder `.weight_sync` of a replica directory:
-//   state.json      the marker, {"version": "000007"}: the replica is whole and at that version. Shared with SGLang.
-//   lock            flock: exclusive while the replica changes, shared while it is read. Shared with SGLang.
-//   syncline.json   our head file. Belongs to the marker only if it names the same version.
-//   incoming/, changes.tmp   left-overs of a pull that did not end; removed by the next one.
+//   state.json      the marker, {"version": "000007"}: the replica is whole and at that version.
+//   Shared with SGLang. lock            flock: exclusive while the replica changes, shared while it
+//   is read. Shared with SGLang. syncline.json   our head file. Belongs to the marker only if it
+//   names the same version. incoming/, changes.tmp   left-overs of a pull that did not end; removed
+//   by the next one.
 class ReplicaState {
  public:
   ReplicaState(base::FileSystem& files, std::string directory);

@@ -126,9 +126,9 @@ class Verifier {
     SYNCLINE_ASSIGN(const auto lock, state.Lock(base::LockMode::kShared));
     SYNCLINE_ASSIGN(const std::optional<std::uint64_t> version, state.ReadMarker());
     if (!version) {
-      return Fail(Code::kCorrupt,
-                  fmt::format("{} holds no whole version: the last pull did not end; pull again",
-                              path_));
+      return Fail(
+          Code::kCorrupt,
+          fmt::format("{} holds no whole version: the last pull did not end; pull again", path_));
     }
     if (options_.version && *options_.version != *version) {
       return Fail(Code::kOutOfOrder, fmt::format("{} is at version {}, expected {}", path_,

@@ -1,7 +1,10 @@
 // 1. Tensors are taken in batches of kBatchBytes.
-// 2. A batch becomes tasks: a tensor of up to kFusedBytes is one task, which encodes and hashes it piece by piece while it is in the cache; of a
-//    larger one each kPartBytes are a task, and its hash, which cannot be divided, is another. Dear tasks start first.
-// 3. Frames of a batch wait until kFileBytes are together, then they become a file, written under a name of its own.
+// 2. A batch becomes tasks: a tensor of up to kFusedBytes is one task, which encodes and hashes it
+// piece by piece while it is in the cache; of a
+//    larger one each kPartBytes are a task, and its hash, which cannot be divided, is another. Dear
+//    tasks start first.
+// 3. Frames of a batch wait until kFileBytes are together, then they become a file, written under a
+// name of its own.
 // 4. At the end, when their number is known, files get their names and the index is written.
 #include "store/delta_writer.h"
 
@@ -161,10 +164,10 @@ class DeltaWriter {
     const auto hasher = tensor::MakeHasher(info_.checksum);
     for (std::uint64_t at = task.begin; at < task.end; at += delta::kXorPieceBytes) {
       const std::uint64_t size = std::min<std::uint64_t>(delta::kXorPieceBytes, task.end - at);
-      SYNCLINE_ASSIGN(encoded.pieces[at / delta::kXorPieceBytes],
-                      encoder->Encode(old_view.bytes.subspan(at, size),
-                                      new_view.bytes.subspan(at, size), at, new_view.dtype,
-                                      lines_[task.tensor]));
+      SYNCLINE_ASSIGN(
+          encoded.pieces[at / delta::kXorPieceBytes],
+          encoder->Encode(old_view.bytes.subspan(at, size), new_view.bytes.subspan(at, size), at,
+                          new_view.dtype, lines_[task.tensor]));
       if (task.kind == Task::Kind::kEncodeAndHash) hasher->Update(new_view.bytes.subspan(at, size));
       progress.Add(size);
     }
@@ -201,8 +204,9 @@ class DeltaWriter {
       weight_map_.emplace_back(item.name, file_sizes_.size());
     }
     SYNCLINE_ASSIGN(auto layout, checkpoint::LayOutSafetensors(std::move(specs), metadata));
-    SYNCLINE_ASSIGN(auto writer, checkpoint::SafetensorsWriter::Create(
-                                     files_, Path(AsideName(file_sizes_.size())), std::move(layout)));
+    SYNCLINE_ASSIGN(auto writer,
+                    checkpoint::SafetensorsWriter::Create(
+                        files_, Path(AsideName(file_sizes_.size())), std::move(layout)));
     // The layout of tensors of one dtype is by name, as pending_ is.
     for (std::size_t i = 0; i < pending_.size(); ++i) {
       SYNCLINE_TRY(writer.WriteAt(pending_[i].frame, writer.header().tensors[i].offset));

@@ -18,12 +18,14 @@ namespace syncline::store {
 struct DeltaCounts {
   std::uint64_t tensors_changed = 0;
   std::uint64_t elements_changed = 0;
-  std::vector<std::pair<std::string, std::uint64_t>> files;  // written, with sizes; the index is one of them
+  std::vector<std::pair<std::string, std::uint64_t>>
+      files;  // written, with sizes; the index is one of them
 };
 
-// Writes the index and the frames of what differs between `old_tensors` and `new_tensors` (the same names, dtypes and shapes at the same places)
-// into a directory that exists. lines[i] receives what changed in tensor i. Tensors are encoded in parallel, large ones in parts; beside the
-// inputs at most about 200 MiB plus the largest frame are held. On failure what was written stays.
+// Writes the index and the frames of what differs between `old_tensors` and `new_tensors` (the same
+// names, dtypes and shapes at the same places) into a directory that exists. lines[i] receives what
+// changed in tensor i. Tensors are encoded in parallel, large ones in parts; beside the inputs at
+// most about 200 MiB plus the largest frame are held. On failure what was written stays.
 base::Result<DeltaCounts> WriteDelta(base::FileSystem& files, const std::string& directory,
                                      std::span<const tensor::TensorView> old_tensors,
                                      std::span<const tensor::TensorView> new_tensors,

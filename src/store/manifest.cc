@@ -42,8 +42,7 @@ Result<std::uint64_t> Number(const Json* json, std::string_view name) {
 std::string ManifestText(const Manifest& manifest) {
   Json::Object json = {{"format", kFormat}};
   for (const Field& field : kFields) json.emplace_back(field.name, manifest.*field.value);
-  json.emplace_back("base_version",
-                    manifest.base_version ? Json(*manifest.base_version) : Json());
+  json.emplace_back("base_version", manifest.base_version ? Json(*manifest.base_version) : Json());
   Json::Object files;
   for (const auto& [name, size] : manifest.files) files.emplace_back(name, size);
   json.emplace_back("files", std::move(files));
@@ -92,8 +91,8 @@ Status CheckFiles(FileSystem& files, const std::string& directory, const Manifes
     const std::string path = base::JoinPath(directory, name);
     SYNCLINE_ASSIGN(const base::FileInfo info, files.Stat(path));
     if (info.size != size) {
-      return Fail(Code::kCorrupt, fmt::format("{} has {} bytes, the manifest says {}", path,
-                                              info.size, size));
+      return Fail(Code::kCorrupt,
+                  fmt::format("{} has {} bytes, the manifest says {}", path, info.size, size));
     }
   }
   return {};

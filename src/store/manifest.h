@@ -1,5 +1,5 @@
-// syncline.manifest.json: what a publisher of ours says of a version beyond the shared format. Foreign readers ignore the file, foreign versions
-// have none.
+// syncline.manifest.json: what a publisher of ours says of a version beyond the shared format.
+// Foreign readers ignore the file, foreign versions have none.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,9 @@ struct Manifest {
   std::uint64_t tensors_changed = 0;
   std::uint64_t elements = 0;
   std::uint64_t elements_changed = 0;
-  std::uint64_t full_bytes = 0;                                // of all tensors
-  std::vector<std::pair<std::string, std::uint64_t>> files;    // every other file of the version, with its size
+  std::uint64_t full_bytes = 0;  // of all tensors
+  std::vector<std::pair<std::string, std::uint64_t>>
+      files;  // every other file of the version, with its size
 };
 
 std::string ManifestText(const Manifest& manifest);
@@ -35,7 +36,8 @@ base::Result<Manifest> ParseManifest(std::string_view text);
 base::Result<std::optional<Manifest>> ReadManifest(base::FileSystem& files,
                                                    const std::string& version_directory);
 
-// Every file that the manifest names is there with its size. kCorrupt (with both sizes) or kNotFound.
+// Every file that the manifest names is there with its size. kCorrupt (with both sizes) or
+// kNotFound.
 base::Status CheckFiles(base::FileSystem& files, const std::string& version_directory,
                         const Manifest& manifest);
 

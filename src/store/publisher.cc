@@ -1,9 +1,12 @@
 // Publishing version N:
-// 1. Everything is written into .syncline/staging/weight_vN: files, then the manifest; each is synced if `durable`.
-// 2. The staging directory is synced, then renamed to weight_vN, then the store directory is synced. The rename is the commit: readers see all
+// 1. Everything is written into .syncline/staging/weight_vN: files, then the manifest; each is
+// synced if `durable`.
+// 2. The staging directory is synced, then renamed to weight_vN, then the store directory is
+// synced. The rename is the commit: readers see all
 //    of a version or nothing of it.
-// 3. The baseline moves. If the process dies between 2 and 3 nothing is lost: the next publisher takes N as its baseline.
-// A publisher that finds staging left over removes it; the lock says that nobody is writing there.
+// 3. The baseline moves. If the process dies between 2 and 3 nothing is lost: the next publisher
+// takes N as its baseline. A publisher that finds staging left over removes it; the lock says that
+// nobody is writing there.
 #include "store/publisher.h"
 
 #include <fmt/format.h>
@@ -51,8 +54,7 @@ class MemoryBaseline final : public Baseline {
     }
     return pool.ParallelFor(parts.size(), [&](std::size_t i) -> Status {
       const auto& [tensor, begin, end] = parts[i];
-      const std::span<std::byte> to(memory_.get() + offsets_[tensor],
-                                    tensors[tensor].bytes.size());
+      const std::span<std::byte> to(memory_.get() + offsets_[tensor], tensors[tensor].bytes.size());
       if (lines.empty()) {
         std::memcpy(&to[begin], &tensors[tensor].bytes[begin], end - begin);
       } else {
@@ -63,17 +65,18 @@ class MemoryBaseline final : public Baseline {
   }
 
  private:
-  // One block for all, in huge pages where the system has them: it is read from end to end at each step.
+  // One block for all, in huge pages where the system has them: it is read from end to end at each
+  // step.
   Status Allocate(std::span<const TensorView> tensors) {
     constexpr std::size_t kHugePage = 2 << 20;
     constexpr std::size_t kAlign = 64;
     std::size_t total = 0;
-    for (const TensorView& view : tensors) total += (view.bytes.size() + kAlign - 1) / kAlign * kAlign;
+    for (const TensorView& view : tensors)
+      total += (view.bytes.size() + kAlign - 1) / kAlign * kAlign;
     total = (total + kHugePage) / kHugePage * kHugePage;
     memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kHugePage, total)));
     if (memory_ == nullptr) {
-      return Fail(Code::kLimitExceeded,
-                  fmt::format("no memory for a baseline of {} bytes", total));
+      return Fail(Code::kLimitExceeded, fmt::format("no memory for a baseline of {} bytes", total));
     }
     (void)madvise(memory_.get(), total, MADV_HUGEPAGE);
     views_.assign(tensors.begin(), tensors.end());
@@ -116,10 +119,10 @@ Status CheckTensors(std::span<const TensorView> tensors) {
     }
     SYNCLINE_ASSIGN(const std::uint64_t bytes, tensor::ByteCount(view.dtype, view.shape));
     if (bytes != view.bytes.size()) {
-      return Fail(Code::kInvalidArgument,
-                  fmt::format("tensor {}: {} of shape {} takes {} bytes, given were {}", view.name,
-                              Name(view.dtype), tensor::ShapeText(view.shape), bytes,
-                              view.bytes.size()));
+      return Fail(
+          Code::kInvalidArgument,
+          fmt::format("tensor {}: {} of shape {} takes {} bytes, given were {}", view.name,
+                      Name(view.dtype), tensor::ShapeText(view.shape), bytes, view.bytes.size()));
     }
   }
   return {};
@@ -131,8 +134,8 @@ Status CopyCompanions(FileSystem& files, const std::string& from, const std::str
   for (const std::string& name : names) {
     SYNCLINE_ASSIGN(const base::FileInfo info, files.Stat(base::JoinPath(from, name)));
     if (info.kind != base::FileInfo::Kind::kFile || !IsCompanionFile(name)) continue;
-    SYNCLINE_ASSIGN(const std::string text, base::ReadText(files, base::JoinPath(from, name),
-                                                           std::uint64_t{1} << 30));
+    SYNCLINE_ASSIGN(const std::string text,
+                    base::ReadText(files, base::JoinPath(from, name), std::uint64_t{1} << 30));
     SYNCLINE_TRY(base::WriteTextAtomically(files, base::JoinPath(to, name), text, durable));
     copied.emplace_back(name, text.size());
   }
@@ -183,9 +186,9 @@ Result<std::uint64_t> Publisher::ChooseVersion(std::optional<std::uint64_t> aske
                                                   version, *last_version_, store_));
   }
   if (!full && version != next) {
-    return Fail(Code::kOutOfOrder,
-                fmt::format("a delta must be the next version: expected {}, asked for {}", next,
-                            version));
+    return Fail(
+        Code::kOutOfOrder,
+        fmt::format("a delta must be the next version: expected {}, asked for {}", next, version));
   }
   return version;
 }
@@ -208,12 +211,12 @@ Status Publisher::CheckSameTensors(std::span<const TensorView> tensors) const {
   }
   for (std::size_t i = 0; i < held.size(); ++i) {
     if (tensors[i].dtype == held[i].dtype && tensors[i].shape == held[i].shape) continue;
-    return Fail(Code::kInvalidArgument,
-                fmt::format("tensor {}: expected {} {} as in version {}, given {} {}; publish a "
-                            "full version to change it",
-                            held[i].name, Name(held[i].dtype), tensor::ShapeText(held[i].shape),
-                            *last_version_, Name(tensors[i].dtype),
-                            tensor::ShapeText(tensors[i].shape)));
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("tensor {}: expected {} {} as in version {}, given {} {}; publish a "
+                    "full version to change it",
+                    held[i].name, Name(held[i].dtype), tensor::ShapeText(held[i].shape),
+                    *last_version_, Name(tensors[i].dtype), tensor::ShapeText(tensors[i].shape)));
   }
   return {};
 }
@@ -221,8 +224,8 @@ Status Publisher::CheckSameTensors(std::span<const TensorView> tensors) const {
 Status Publisher::WriteFullFiles(const std::string& directory, std::span<const TensorView> tensors,
                                  PublishReport& report, base::Progress& progress,
                                  const base::CancelToken* cancel) {
-  SYNCLINE_TRY(checkpoint::WriteCheckpoint(*files_, directory, tensors,
-                                           {.durable = options_.durable}, *pool_, progress, cancel));
+  SYNCLINE_TRY(checkpoint::WriteCheckpoint(
+      *files_, directory, tensors, {.durable = options_.durable}, *pool_, progress, cancel));
   report.tensors_changed = report.tensors;
   report.elements_changed = report.elements;
   return {};
@@ -293,8 +296,7 @@ Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
   if (options_.durable) SYNCLINE_TRY(files_->SyncDirectory(store_));
   last_version_ = version;
   SYNCLINE_TRY(baseline_->Advance(tensors, lines, *pool_));
-  report.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }
 

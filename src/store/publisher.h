@@ -23,7 +23,8 @@ class Baseline {
   virtual ~Baseline() = default;
   // By name.
   virtual std::span<const tensor::TensorView> tensors() const = 0;
-  // Becomes `tensors` (by name). lines[i], if there are any, says where tensor i differs from what is held.
+  // Becomes `tensors` (by name). lines[i], if there are any, says where tensor i differs from what
+  // is held.
   virtual base::Status Advance(std::span<const tensor::TensorView> tensors,
                                std::span<const delta::ChangedLines> lines,
                                base::ThreadPool& pool) = 0;
@@ -36,9 +37,10 @@ std::unique_ptr<Baseline> MakeBorrowedBaseline(std::vector<tensor::TensorView> t
 
 struct PublisherOptions {
   delta::Encoding encoding = delta::Encoding::kXor;
-  std::string companions_from;  // directory whose other files (configuration, tokenizer …) go into full versions
-  bool durable = true;          // a version that is announced is on the device
-  std::size_t threads = 0;      // 0: one for each processor
+  std::string companions_from;  // directory whose other files (configuration, tokenizer …) go into
+                                // full versions
+  bool durable = true;      // a version that is announced is on the device
+  std::size_t threads = 0;  // 0: one for each processor
 };
 
 struct PublishReport {
@@ -53,15 +55,18 @@ struct PublishReport {
   double seconds = 0;
 
   double density() const {
-    return elements == 0 ? 0 : static_cast<double>(elements_changed) / static_cast<double>(elements);
+    return elements == 0 ? 0
+                         : static_cast<double>(elements_changed) / static_cast<double>(elements);
   }
 };
 
-// One thread at a time. Holds the store's publisher lock: a second publisher on the same store fails with kLocked.
+// One thread at a time. Holds the store's publisher lock: a second publisher on the same store
+// fails with kLocked.
 class Publisher {
  public:
-  // Makes the directory if it is missing. The store has `last_version` (see last_version()) or is empty; `baseline` holds its tensors, or those of
-  // version 0 where version 0 is a checkpoint that both sides have already (based_at_zero). Without a baseline the first version is full.
+  // Makes the directory if it is missing. The store has `last_version` (see last_version()) or is
+  // empty; `baseline` holds its tensors, or those of version 0 where version 0 is a checkpoint that
+  // both sides have already (based_at_zero). Without a baseline the first version is full.
   static base::Result<Publisher> Open(base::FileSystem& files, const std::string& store,
                                       std::unique_ptr<Baseline> baseline, bool based_at_zero,
                                       PublisherOptions options);
@@ -69,9 +74,11 @@ class Publisher {
   // The newest version that the baseline stands for; nothing before the first.
   std::optional<std::uint64_t> last_version() const { return last_version_; }
 
-  // Publishes all tensors of the model. `version`: nothing = the next one. The first version of a store without baseline, or `full`, is a full
-  // one; any other is the delta against the last version and must be the next number. Tensors must have the names, dtypes and shapes of the
-  // baseline, unless full. The baseline moves only when the version stands; after a failure the next call covers what this one did not.
+  // Publishes all tensors of the model. `version`: nothing = the next one. The first version of a
+  // store without baseline, or `full`, is a full one; any other is the delta against the last
+  // version and must be the next number. Tensors must have the names, dtypes and shapes of the
+  // baseline, unless full. The baseline moves only when the version stands; after a failure the
+  // next call covers what this one did not.
   base::Result<PublishReport> Publish(std::optional<std::uint64_t> version,
                                       std::vector<tensor::TensorView> tensors, bool full,
                                       base::Progress& progress,

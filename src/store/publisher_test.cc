@@ -92,7 +92,8 @@ class PublisherTest : public testing::TestWithParam<delta::Encoding> {
       for (std::size_t at = 0; at < bytes.size(); at += delta::kBlockBytes) {
         changes.Clear();
         ASSERT_OK(patch->ApplyNext(
-            std::span(bytes).subspan(at, std::min(delta::kBlockBytes, bytes.size() - at)), changes));
+            std::span(bytes).subspan(at, std::min(delta::kBlockBytes, bytes.size() - at)),
+            changes));
       }
       ASSERT_OK(patch->Finish());
       EXPECT_TRUE(std::ranges::equal(bytes, views[i].bytes)) << views[i].name;
@@ -102,7 +103,8 @@ class PublisherTest : public testing::TestWithParam<delta::Encoding> {
   }
   std::vector<std::vector<std::byte>> Snapshot() {
     std::vector<std::vector<std::byte>> copies;
-    for (const TensorView& view : model_.views()) copies.emplace_back(view.bytes.begin(), view.bytes.end());
+    for (const TensorView& view : model_.views())
+      copies.emplace_back(view.bytes.begin(), view.bytes.end());
     return copies;
   }
 
@@ -140,7 +142,8 @@ TEST_P(PublisherTest, FullThenDeltasEachAgainstTheOneBefore) {
   EXPECT_EQ(ListVersions(files, dir_.path()).value().size(), 5U);
 }
 
-// Every call that changes a file is made to fail once. Nothing of the version is seen then, and the next publish covers it.
+// Every call that changes a file is made to fail once. Nothing of the version is seen then, and the
+// next publish covers it.
 TEST_P(PublisherTest, BR07_AFailedPublishLeavesNothingAndTheNextOneCoversIt) {
   base::FaultyFileSystem faulty(files);
   ASSERT_OK_AND_ASSIGN(Publisher publisher, Open(faulty));

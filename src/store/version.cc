@@ -50,14 +50,13 @@ Result<std::uint64_t> NumberField(const Json::Object& metadata, std::string_view
   if (value != nullptr && value->string() != nullptr) {
     if (const auto number = ParseNumber(*value->string())) return *number;
   }
-  return Fail(Code::kCorrupt,
-              fmt::format("metadata \"{}\" is {}, not a version number", key,
-                          value == nullptr ? "missing" : ToText(*value)));
+  return Fail(Code::kCorrupt, fmt::format("metadata \"{}\" is {}, not a version number", key,
+                                          value == nullptr ? "missing" : ToText(*value)));
 }
 
 std::size_t HexDigits(tensor::HashKind kind) {
   switch (kind) {
-    case tensor::HashKind::kXxh3_128:
+    case tensor::HashKind::kXxh3:
       return 32;
     case tensor::HashKind::kBlake3:
       return 64;
@@ -107,9 +106,8 @@ Status AddDeltaFile(FileSystem& files, const std::string& name, std::set<std::st
                                .bytes = info.bytes});
   }
   if (!expected.empty()) {
-    return Fail(Code::kCorrupt,
-                fmt::format("{}: tensors that the index expects are missing: {}", path,
-                            fmt::join(expected, ", ")));
+    return Fail(Code::kCorrupt, fmt::format("{}: tensors that the index expects are missing: {}",
+                                            path, fmt::join(expected, ", ")));
   }
   version.files.push_back(name);
   return {};
@@ -196,9 +194,9 @@ Result<Version> ReadVersion(FileSystem& files, const std::string& store, std::ui
   version.delta = *info;
   if (!version.delta) return version;
   if (version.delta->version != number || version.delta->base_version >= number) {
-    return annotate({Code::kOutOfOrder,
-                     fmt::format("it says version {} on base {}", version.delta->version,
-                                 version.delta->base_version)});
+    return annotate(
+        {Code::kOutOfOrder, fmt::format("it says version {} on base {}", version.delta->version,
+                                        version.delta->base_version)});
   }
   if (Status status = ReadDeltaFiles(files, *index, version); !status) {
     return Annotate(std::move(status).error(), fmt::format("version {}", number));

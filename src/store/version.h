@@ -1,4 +1,5 @@
-// The directory of one published version: weight_v000123/, in the format that slime, miles and SGLang share (docs/format.md).
+// The directory of one published version: weight_v000123/, in the format that slime, miles and
+// SGLang share (docs/format.md).
 #pragma once
 
 #include <cstdint>
@@ -24,12 +25,12 @@ struct DeltaInfo {
   std::uint64_t version = 0;
   std::uint64_t base_version = 0;
   delta::Encoding encoding = delta::Encoding::kXor;
-  tensor::HashKind checksum = tensor::HashKind::kXxh3_128;
+  tensor::HashKind checksum = tensor::HashKind::kXxh3;
 };
 
 base::Json::Object DeltaMetadata(const DeltaInfo& info);
-// Nothing for the index of a full version. kIncompatible for an encoding, compression or checksum that we do not know, kCorrupt for
-// fields that are missing or wrong.
+// Nothing for the index of a full version. kIncompatible for an encoding, compression or checksum
+// that we do not know, kCorrupt for fields that are missing or wrong.
 base::Result<std::optional<DeltaInfo>> ParseDeltaInfo(const base::Json::Object& metadata);
 
 // The frame of one changed tensor.
@@ -50,7 +51,8 @@ struct Version {
   std::vector<DeltaTensor> tensors;  // of a delta, by name
 };
 
-// Errors name the version and the file. A directory without index is a full version if it holds model.safetensors.
+// Errors name the version and the file. A directory without index is a full version if it holds
+// model.safetensors.
 base::Result<Version> ReadVersion(base::FileSystem& files, const std::string& store,
                                   std::uint64_t version);
 
@@ -58,8 +60,8 @@ base::Result<Version> ReadVersion(base::FileSystem& files, const std::string& st
 base::Result<std::vector<std::uint64_t>> ListVersions(base::FileSystem& files,
                                                       const std::string& store);
 
-// Is that file of a checkpoint directory something to be carried along with the weights (configuration, tokenizer …), and not weights in whatever
-// form, an index, or a hidden file?
+// Is that file of a checkpoint directory something to be carried along with the weights
+// (configuration, tokenizer …), and not weights in whatever form, an index, or a hidden file?
 bool IsCompanionFile(std::string_view name);
 
 }  // namespace syncline::store

@@ -52,7 +52,8 @@ TEST(VersionTest, MetadataRoundTripAndFaults) {
 }
 
 TEST(VersionTest, Companions) {
-  for (const char* good : {"config.json", "tokenizer.json", "merges.txt", "generation_config.json"}) {
+  for (const char* good :
+       {"config.json", "tokenizer.json", "merges.txt", "generation_config.json"}) {
     EXPECT_TRUE(IsCompanionFile(good)) << good;
   }
   for (const char* bad : {"model.safetensors", "model.safetensors.index.json", "a.bin", ".lock",
@@ -62,8 +63,13 @@ TEST(VersionTest, Companions) {
 }
 
 TEST(ManifestTest, RoundTripAndFaults) {
-  Manifest manifest{.version = 3, .base_version = 2, .created_ns = 5, .tensors = 9,
-                    .elements = 100, .elements_changed = 4, .full_bytes = 200};
+  Manifest manifest{.version = 3,
+                    .base_version = 2,
+                    .created_ns = 5,
+                    .tensors = 9,
+                    .elements = 100,
+                    .elements_changed = 4,
+                    .full_bytes = 200};
   manifest.files = {{"a.safetensors", 12}};
   const std::string text = ManifestText(manifest);
   ASSERT_OK_AND_ASSIGN(const Manifest read, ParseManifest(text));

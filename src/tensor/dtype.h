@@ -1,4 +1,5 @@
-// The element types of the safetensors format: names, sizes in bits, and the order in which its writers sort them.
+// The element types of the safetensors format: names, sizes in bits, and the order in which its
+// writers sort them.
 #pragma once
 
 #include <cstdint>
@@ -47,11 +48,12 @@ std::optional<Dtype> FindDtype(std::string_view name);
 std::string_view Name(Dtype dtype);
 std::uint32_t Bits(Dtype dtype);
 
-// Changes are looked for, recorded and written in units: two bytes where elements have two or more, else one. Divides the byte size of every
-// tensor of that type.
+// Changes are looked for, recorded and written in units: two bytes where elements have two or more,
+// else one. Divides the byte size of every tensor of that type.
 std::uint32_t UnitBytes(Dtype dtype);
 
-// Units of one element: 1, 2 or 4. Elements of 4 and 6 bits share a unit, and where elements are counted each unit counts as one.
+// Units of one element: 1, 2 or 4. Elements of 4 and 6 bits share a unit, and where elements are
+// counted each unit counts as one.
 std::uint32_t UnitsPerElement(Dtype dtype);
 
 using Shape = std::span<const std::uint64_t>;
@@ -59,7 +61,8 @@ using Shape = std::span<const std::uint64_t>;
 // Number of elements; 1 for the empty shape. kCorrupt if the product does not fit 64 bits.
 base::Result<std::uint64_t> ElementCount(Shape shape);
 
-// Bytes of a packed tensor. kCorrupt if it does not fit 64 bits or does not end on a byte (an odd number of F4 elements).
+// Bytes of a packed tensor. kCorrupt if it does not fit 64 bits or does not end on a byte (an odd
+// number of F4 elements).
 base::Result<std::uint64_t> ByteCount(Dtype dtype, Shape shape);
 
 // "[49152, 576]"

@@ -16,7 +16,7 @@ namespace syncline::tensor {
 namespace {
 
 constexpr std::array<std::pair<HashKind, std::string_view>, 3> kNames = {{
-    {HashKind::kXxh3_128, "xxh3-128"},
+    {HashKind::kXxh3, "xxh3-128"},
     {HashKind::kBlake3, "blake3"},
     {HashKind::kAdler32, "adler32"},
 }};
@@ -93,7 +93,7 @@ std::string_view Name(HashKind kind) {
 
 std::unique_ptr<Hasher> MakeHasher(HashKind kind) {
   switch (kind) {
-    case HashKind::kXxh3_128:
+    case HashKind::kXxh3:
       return std::make_unique<Xxh3Hasher>();
     case HashKind::kBlake3:
       return std::make_unique<Blake3Hasher>();

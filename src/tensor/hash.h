@@ -11,7 +11,7 @@
 namespace syncline::tensor {
 
 enum class HashKind {
-  kXxh3_128,  // XXH3 with 128 bits: what we write; 32 hex digits in canonical (big-endian) order
+  kXxh3,  // XXH3 with 128 bits: what we write; 32 hex digits in canonical (big-endian) order
   kBlake3,    // 64 hex digits
   kAdler32,   // RFC 1950; 8 hex digits
 };

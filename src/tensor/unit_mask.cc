@@ -12,7 +12,8 @@ HWY_BEFORE_NAMESPACE();
 namespace syncline::tensor::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Handles whole groups of 64 units; returns the bytes done (none on a target without vectors). `b` null: the image is `a` itself and nothing is written.
+// Handles whole groups of 64 units; returns the bytes done (none on a target without vectors). `b`
+// null: the image is `a` itself and nothing is written.
 template <typename Unit>
 std::size_t Groups(const std::byte* a, const std::byte* b, std::size_t bytes, std::byte* image,
                    std::uint64_t* mask) {
@@ -96,7 +97,7 @@ void Run(const std::byte* a, const std::byte* b, std::size_t bytes, std::size_t 
       unit_bytes == 1 ? HWY_DYNAMIC_DISPATCH(Groups8) : HWY_DYNAMIC_DISPATCH(Groups16);
   const std::size_t done = groups(a, b, bytes, image, mask);
   (unit_bytes == 1 ? Rest<std::uint8_t> : Rest<std::uint16_t>)(a, b, done, bytes, image,
-                                                              mask + done / (64 * unit_bytes));
+                                                               mask + done / (64 * unit_bytes));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// SIMD comparison of tensor images: which units (of 1 or 2 bytes) differ, as one bit each. The widest vectors of the machine are used; every
-// machine gives the same result.
+// SIMD comparison of tensor images: which units (of 1 or 2 bytes) differ, as one bit each. The
+// widest vectors of the machine are used; every machine gives the same result.
 #pragma once
 
 #include <bit>
@@ -13,8 +13,8 @@ constexpr std::size_t MaskWords(std::size_t bytes, std::size_t unit_bytes) {
   return (bytes / unit_bytes + 63) / 64;
 }
 
-// image = a ^ b, and bit u % 64 of mask[u / 64] says whether unit u of it is not zero. `bytes` is a multiple of unit_bytes (1 or 2); all
-// MaskWords() words are written.
+// image = a ^ b, and bit u % 64 of mask[u / 64] says whether unit u of it is not zero. `bytes` is a
+// multiple of unit_bytes (1 or 2); all MaskWords() words are written.
 void XorWithMask(const std::byte* a, const std::byte* b, std::size_t bytes, std::size_t unit_bytes,
                  std::byte* image, std::uint64_t* mask);
 
