@@ -15,13 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import syncline
 import xxhash
 from lines import Line, Report, median, seconds
 
-import syncline
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "reference"))
-import directory_format as reference  # noqa: E402
+import directory_format as reference
 
 THREADS = 2
 PEER = "the same algorithm in Python: numpy, zstandard level 1, xxhash, two threads"
@@ -68,7 +67,7 @@ class Pair:
         }
 
 
-def in_parallel(tensors: list[str], work) -> None:  # noqa: ANN001
+def in_parallel(tensors: list[str], work) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(work, tensors))
 
@@ -160,11 +159,11 @@ def run_pair(report: Report, pair: Pair, case: str, scratch: Path, place: str, r
             ("foreign", "peer", "foreign"),
         ):
             if who == "peer":
-                work = lambda v=version: reference.apply_delta(  # noqa: E731
+                work = lambda v=version: reference.apply_delta(
                     replicas["peer"], stores["peer"], v, threads=THREADS
                 )
             else:
-                work = lambda v=version, s=store, w=who: syncline.pull(  # noqa: E731
+                work = lambda v=version, s=store, w=who: syncline.pull(
                     stores[s], replicas[w], version=v, threads=THREADS
                 )
             times[key].append(seconds(work))
@@ -218,7 +217,9 @@ def run(report: Report, pairs: Path, scratch: Path) -> None:
         pair = Pair(pairs / rate)
         case = f"lr {rate}, {100 * pair.changed / pair.elements:.2f} % changed"
         run_pair(report, pair, case, Path("/dev/shm/syncline-bench"), "tmpfs", rounds=7)
-        run_pair(report, pair, case, scratch, f"{file_system(scratch)}, warm, clean pages", rounds=5)
+        run_pair(
+            report, pair, case, scratch, f"{file_system(scratch)}, warm, clean pages", rounds=5
+        )
 
 
 def file_system(path: Path) -> str:

@@ -58,9 +58,11 @@ class TensorView(_core.TensorView):
         import numpy as np
 
         dtype = _numpy_dtype(self.dtype)
+        shape = self.shape
         if dtype is None:
-            return np.ndarray((self.nbytes,), np.uint8, buffer=self)
-        return np.ndarray(self.shape, dtype, buffer=self)
+            dtype, shape = np.dtype(np.uint8), (self.nbytes,)
+        array: NDArray[Any] = np.ndarray(shape, dtype, buffer=memoryview(self))
+        return array
 
     def tobytes(self) -> bytes:
         """A copy of the packed bytes."""

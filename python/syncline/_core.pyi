@@ -57,9 +57,7 @@ class Publisher:
     def __init__(
         self, store: bytes, encoding: str, base: bytes, files: bytes, threads: int, durable: bool
     ) -> None: ...
-    def publish(
-        self, version: int | None, tensors: list[Any], full: bool
-    ) -> dict[str, Any]:
+    def publish(self, version: int | None, tensors: list[Any], full: bool) -> dict[str, Any]:
         """tensors: tuples (name, dtype, shape, buffer of the packed bytes)."""
 
     @property

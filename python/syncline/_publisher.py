@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Literal, SupportsIndex
+from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from . import _core
 from ._arguments import StrPath, optional_path, path_bytes, thread_count, version_number
 from ._reports import PublishReport
 from ._tensors import NamedTensors, pack
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Publisher:
@@ -108,7 +111,7 @@ class Publisher:
         with self._lock:
             self._core.close()
 
-    def __enter__(self) -> Publisher:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

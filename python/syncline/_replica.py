@@ -70,9 +70,7 @@ def verify(
         CorruptError, ChecksumMismatchError, NotFoundError, OutOfOrderError: what is wrong; the
             message names the version, the file and the tensor.
     """
-    report = _core.verify(
-        path_bytes("path", path), version_number(version), thread_count(threads)
-    )
+    report = _core.verify(path_bytes("path", path), version_number(version), thread_count(threads))
     return VerifyReport(**report)
 
 

@@ -184,7 +184,9 @@ def _from_torch(name: str, tensor: Any) -> Packed:
             tensor = tensor.contiguous()
         return Packed(name, dtype, shape, tensor.reshape(-1).view(torch.uint8).numpy())
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        raise InvalidArgumentError(f"tensor {name}: torch cannot give its bytes: {error}") from error
+        raise InvalidArgumentError(
+            f"tensor {name}: torch cannot give its bytes: {error}"
+        ) from error
 
 
 def _from_dlpack(name: str, array: Any) -> Packed:

@@ -208,6 +208,7 @@ Result<std::size_t> HuffmanTable::Read(ByteSpan from) {
   for (unsigned w = 1; w <= kMaxWeight; ++w) total += of_weight[w] << (w - 1);
   if (total == 0) return Fail(Code::kCorrupt, "Huffman table: all weights are zero");
   const auto log = static_cast<unsigned>(std::bit_width(total));
+  if (log > kMaxWeight) return Fail(Code::kCorrupt, "Huffman table: too many long codes");
   const unsigned rest = (1U << log) - total;
   if (!std::has_single_bit(rest)) {
     return Fail(Code::kCorrupt, "Huffman table: the weights do not add up to a power of two");

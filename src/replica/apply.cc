@@ -39,6 +39,7 @@ using store::DeltaTensor;
 using store::Version;
 
 constexpr std::uint64_t kLogMemoryBytes = 96 << 20;
+constexpr std::uint64_t kLargeFrameBytes = 16 << 20;
 constexpr std::size_t kSegmentBytes = 1 << 20;
 
 class Applier {
@@ -134,6 +135,9 @@ class Applier {
     const DeltaTensor& delta = version_.tensors[index];
     const CheckpointTensor& target = *targets_[index];
     base::File& file = *weights_[target.file];
+    // Frames that take much memory are handled one at a time.
+    std::unique_lock<std::mutex> alone;
+    if (delta.bytes > kLargeFrameBytes) alone = std::unique_lock(large_frame_);
     std::vector<std::byte> frame(delta.bytes);
     SYNCLINE_TRY(base::ReadExactly(*frames_[delta.file], frame, delta.offset));
     SYNCLINE_ASSIGN(const auto patch,
@@ -176,6 +180,7 @@ class Applier {
   std::uint64_t total_bytes_ = 0;
   ApplyCounts counts_;
   std::atomic<std::uint64_t> elements_changed_ = 0;
+  std::mutex large_frame_;
   std::mutex mutex_;
   std::vector<std::string> wrong_;  // guarded by mutex_
 };

@@ -95,9 +95,12 @@ class DeltaWriter {
       total += view.bytes.size();
     }
     progress.Begin("encode", total);
+    // The frames of a batch are held; an overwrite frame can be several times as large as its tensor.
+    const std::uint64_t batch_bytes =
+        info_.encoding == delta::Encoding::kOverwrite ? kBatchBytes / 4 : kBatchBytes;
     for (std::size_t begin = 0; begin < new_.size();) {
       std::size_t end = begin;
-      for (std::uint64_t bytes = 0; end < new_.size() && (end == begin || bytes < kBatchBytes);) {
+      for (std::uint64_t bytes = 0; end < new_.size() && (end == begin || bytes < batch_bytes);) {
         bytes += new_[end++].bytes.size();
       }
       SYNCLINE_TRY(EncodeBatch(begin, end, pool, progress, cancel));
