@@ -15,10 +15,12 @@ namespace {
 // are open, innermost last.
 class Builder {
  public:
+  // NOLINTBEGIN(readability-identifier-naming): the parser asks for these names
   constexpr static std::size_t max_object_size = static_cast<std::size_t>(-1);
   constexpr static std::size_t max_array_size = static_cast<std::size_t>(-1);
   constexpr static std::size_t max_key_size = static_cast<std::size_t>(-1);
   constexpr static std::size_t max_string_size = static_cast<std::size_t>(-1);
+  // NOLINTEND(readability-identifier-naming)
   using error_code = boost::system::error_code;
   using string_view = boost::json::string_view;
 

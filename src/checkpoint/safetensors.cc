@@ -197,6 +197,7 @@ Result<SafetensorsLayout> LayOutSafetensors(std::vector<TensorSpec> specs,
     offset += bytes;
   }
   std::vector<std::string_view> names;
+  names.reserve(layout.header.tensors.size());
   for (const TensorInfo& info : layout.header.tensors) names.emplace_back(info.name);
   std::ranges::sort(names);
   if (const auto twice = std::ranges::adjacent_find(names); twice != names.end()) {

@@ -61,7 +61,8 @@ void BlockChanges::AppendRecord(std::uint64_t offset, ByteSpan block,
   std::memcpy(out, block.data(), block.size());
   std::memcpy(out + block.size(), block.data(), block.size());
   for (std::size_t i = 0; i < count_; ++i) {
-    std::memcpy(out + positions_[i] * unit_bytes_, &old_values_[i * unit_bytes_], unit_bytes_);
+    std::memcpy(out + positions_[i] * std::size_t{unit_bytes_}, &old_values_[i * unit_bytes_],
+                unit_bytes_);
   }
 }
 

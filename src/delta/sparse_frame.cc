@@ -1,6 +1,8 @@
-// A compressed block is a section of literals and a section of sequences: "copy so many literals, then repeat so many bytes from that
-// far back". The literals are decoded first, all at once. Then each sequence puts its literals at their place in the image and marks
-// them in the mask; its match is skipped, because it repeats a zero: its offset is 1 and the last literal is checked to be zero.
+// A compressed block is a section of literals and a section of sequences: "copy so many literals,
+// then repeat so many bytes from that far back". The literals are decoded first, all at once. Then
+// each sequence puts its literals at their place in the image and marks them in the mask; its match
+// is skipped, because it repeats a zero: its offset is 1 and the last literal is checked to be
+// zero.
 #include "delta/sparse_frame.h"
 
 #include <fmt/core.h>
@@ -57,7 +59,8 @@ class Canvas {
   // A run of this many fits into a word that begins with a unit, wherever the run begins.
   static constexpr std::size_t kShort = 9 - kUnit;
 
-  // n bytes that fit into such a word, and the eight bytes at `at` lie in the image. Eight bytes can be read at `from`.
+  // n bytes that fit into such a word, and the eight bytes at `at` lie in the image. Eight bytes
+  // can be read at `from`.
   void PutShort(std::size_t at, const std::byte* from, std::size_t n) {
     std::uint64_t bytes = Load<std::uint64_t>(from);
     if constexpr (kUnit == 1) {
@@ -130,8 +133,10 @@ class Canvas {
 class Cell {
  public:
   Cell() = default;
-  // The value is `value` plus the next extra_bits bits, the next state next_state plus state_bits bits.
-  constexpr Cell(std::uint32_t value, unsigned extra_bits) : packed_(std::uint64_t{value} << 32 | extra_bits << 16) {}
+  // The value is `value` plus the next extra_bits bits, the next state next_state plus state_bits
+  // bits.
+  constexpr Cell(std::uint32_t value, unsigned extra_bits)
+      : packed_(std::uint64_t{value} << 32 | extra_bits << 16) {}
   constexpr Cell To(unsigned next_state, unsigned state_bits) const {
     Cell cell = *this;
     cell.packed_ |= next_state | std::uint64_t{state_bits} << 24;
@@ -179,7 +184,8 @@ TableKind MakeKind(const char* name, unsigned max_log, std::vector<Cell> codes,
 }
 
 // Codes of lengths: each starts where the one before ends.
-std::vector<Cell> LengthCodes(std::uint32_t first, unsigned plain, std::initializer_list<unsigned> extra_bits) {
+std::vector<Cell> LengthCodes(std::uint32_t first, unsigned plain,
+                              std::initializer_list<unsigned> extra_bits) {
   std::vector<Cell> codes;
   for (unsigned i = 0; i < plain; ++i) codes.emplace_back(first++, 0U);
   for (const unsigned bits : extra_bits) {
@@ -198,16 +204,17 @@ std::vector<Cell> OffsetCodes() {
 // The tables of RFC 8878, section 3.1.1.3.2.
 const std::array<TableKind, 3>& Kinds() {
   static const std::array<TableKind, 3> kinds = {
-      MakeKind("literal length", 9,
-               LengthCodes(0, 16, {1, 1, 1, 1, 2, 2, 3, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}),
-               6, {4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1,  2,  2,
+      MakeKind("literal length", 9, LengthCodes(0, 16, {1, 1, 1, 1,  2,  2,  3,  3,  4,  6,
+                                                        7, 8, 9, 10, 11, 12, 13, 14, 15, 16}),
+               6, {4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1,  1,  2,  2,
                    2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 1, 1, 1, 1, -1, -1, -1, -1}),
       MakeKind("offset", 8, OffsetCodes(), 5, {1, 1, 1, 1, 1, 1, 2, 2, 2, 1,  1,  1,  1,  1, 1,
                                                1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1}),
-      MakeKind("match length", 9,
-               LengthCodes(3, 32, {1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}),
-               6, {1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1,  1,  1,  1,  1,  1,  1, 1, 1, 1, 1, 1, 1,
-                   1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  1,  1,  1,  1,  1, -1, -1, -1, -1, -1, -1, -1}),
+      MakeKind(
+          "match length", 9, LengthCodes(3, 32, {1, 1, 1, 1,  2,  2,  3,  3,  4,  4, 5,
+                                                 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}),
+          6, {1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  1,  1,  1,  1,  1,  1, 1,
+              1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1}),
   };
   return kinds;
 }
@@ -248,11 +255,12 @@ struct SequenceRun {
   std::size_t size = 0;
 };
 
-// Whether all is well; if not, the library has to look at the frame. kPlain: the sequences all have one offset code, which is either 0
+// Whether all is well; if not, the library has to look at the frame. kPlain: the sequences all have
+// one offset code, which is either 0
 // ("the last offset", and that is 1) or 2 with two bits that must be zero (offset 1).
 template <std::size_t kUnit, bool kPlain>
-[[gnu::always_inline]] inline bool PutSequences(SequenceRun& run, OffsetHistory& history, const std::byte* literals,
-                                                Canvas<kUnit> canvas) {
+[[gnu::always_inline]] inline bool PutSequences(SequenceRun& run, OffsetHistory& history,
+                                                const std::byte* literals, Canvas<kUnit> canvas) {
   const Cell* const literal_lengths = run.literal_lengths->cells.data();
   const Cell* const offsets = run.offsets->cells.data();
   const Cell* const match_lengths = run.match_lengths->cells.data();
@@ -318,31 +326,35 @@ template <std::size_t kUnit, bool kPlain>
   if constexpr (kPlain) {
     if (offset_extras != 0) return false;
     // Three of them or more leave the same history.
-    for (std::size_t i = 0; i < 3 && i < run.count && offset_bits > 0; ++i) history.Resolve(o.value(), true);
+    for (std::size_t i = 0; i < 3 && i < run.count && offset_bits > 0; ++i)
+      history.Resolve(o.value(), true);
   }
   return bits.Left() == 0 && repeated == std::byte{0};
 }
 
 template <std::size_t kUnit>
-[[gnu::always_inline]] inline bool PutSequences(SequenceRun& run, OffsetHistory& history, const std::byte* literals,
-                                                std::byte* image, std::uint64_t* mask, bool plain) {
+[[gnu::always_inline]] inline bool PutSequences(SequenceRun& run, OffsetHistory& history,
+                                                const std::byte* literals, std::byte* image,
+                                                std::uint64_t* mask, bool plain) {
   const Canvas<kUnit> canvas(image, mask);
   return plain ? PutSequences<kUnit, true>(run, history, literals, canvas)
                : PutSequences<kUnit, false>(run, history, literals, canvas);
 }
 
-using PutFunction = bool(SequenceRun&, OffsetHistory&, const std::byte*, std::byte*, std::uint64_t*, bool);
+using PutFunction = bool(SequenceRun&, OffsetHistory&, const std::byte*, std::byte*, std::uint64_t*,
+                         bool);
 
 template <std::size_t kUnit>
-bool PutSequencesPlain(SequenceRun& run, OffsetHistory& history, const std::byte* literals, std::byte* image,
-                       std::uint64_t* mask, bool plain) {
+bool PutSequencesPlain(SequenceRun& run, OffsetHistory& history, const std::byte* literals,
+                       std::byte* image, std::uint64_t* mask, bool plain) {
   return PutSequences<kUnit>(run, history, literals, image, mask, plain);
 }
 
 #if defined(__x86_64__)
 template <std::size_t kUnit>
-[[gnu::target("bmi,bmi2")]] bool PutSequencesBmi(SequenceRun& run, OffsetHistory& history, const std::byte* literals,
-                                                 std::byte* image, std::uint64_t* mask, bool plain) {
+[[gnu::target("bmi,bmi2")]] bool PutSequencesBmi(SequenceRun& run, OffsetHistory& history,
+                                                 const std::byte* literals, std::byte* image,
+                                                 std::uint64_t* mask, bool plain) {
   return PutSequences<kUnit>(run, history, literals, image, mask, plain);
 }
 
@@ -392,12 +404,13 @@ struct SparseFrameReader::State {
   bool has_tables = false;
   OffsetHistory history;
   HuffmanTable huffman;
-  std::array<SequenceTable, 3> own_tables;           // in the order of Kinds()
+  std::array<SequenceTable, 3> own_tables;  // in the order of Kinds()
   std::array<const SequenceTable*, 3> tables = {};
 
   std::array<std::byte, kMaxBlock + 8> literals;  // eight more can be read
   std::size_t literal_count = 0;
-  std::vector<std::byte> padded;  // a block so near the start of the frame that nothing readable stands before it
+  std::vector<std::byte>
+      padded;  // a block so near the start of the frame that nothing readable stands before it
 
   Result<Outcome> Next(const Target& target, std::size_t& size);
   Result<std::size_t> Compressed(ByteSpan body, const Target& target);
@@ -414,7 +427,8 @@ Result<std::size_t> SparseFrameReader::State::ReadLiterals(ByteSpan body) {
   const auto type = static_cast<Type>(first & 3);
   const unsigned format = first >> 2 & 3;
   const bool coded = type >= kHuffman;
-  const std::size_t head = coded ? (format < 2 ? 3 : format + 2) : (format % 2 == 0 ? 1 : (format + 3) / 2);
+  const std::size_t head =
+      coded ? (format < 2 ? 3 : format + 2) : (format % 2 == 0 ? 1 : (format + 3) / 2);
   if (head > body.size()) return Fail(Code::kCorrupt, "literals: truncated");
   std::uint64_t fields = 0;
   std::memcpy(&fields, body.data(), head);
@@ -443,7 +457,8 @@ Result<std::size_t> SparseFrameReader::State::ReadLiterals(ByteSpan body) {
   }
   const bool four = format != 0;
   if (literal_count == 0) return Fail(Code::kIncompatible, "literals: none, but a Huffman code");
-  if (four && literal_count < 6) return Fail(Code::kIncompatible, "literals: too few for four streams");
+  if (four && literal_count < 6)
+    return Fail(Code::kIncompatible, "literals: too few for four streams");
   if (type == kHuffman) {
     has_huffman = false;
     SYNCLINE_ASSIGN(const std::size_t table, huffman.Read(source));
@@ -457,7 +472,8 @@ Result<std::size_t> SparseFrameReader::State::ReadLiterals(ByteSpan body) {
   return head + coded_bytes;
 }
 
-Result<std::size_t> SparseFrameReader::State::ReadTable(ByteSpan body, std::size_t kind_index, unsigned mode) {
+Result<std::size_t> SparseFrameReader::State::ReadTable(ByteSpan body, std::size_t kind_index,
+                                                        unsigned mode) {
   enum Mode : unsigned { kPredefined, kOneCode, kOwn, kSame };
   const TableKind& kind = Kinds()[kind_index];
   SequenceTable& own = own_tables[kind_index];
@@ -478,7 +494,8 @@ Result<std::size_t> SparseFrameReader::State::ReadTable(ByteSpan body, std::size
     }
     case kOwn: {
       FseCounts counts;
-      auto bytes = ReadFseCounts(body, static_cast<unsigned>(kind.codes.size()) - 1, kind.max_log, counts);
+      auto bytes =
+          ReadFseCounts(body, static_cast<unsigned>(kind.codes.size()) - 1, kind.max_log, counts);
       if (!bytes) return base::Annotate(std::move(bytes).error(), kind.name);
       Build(counts, kind.codes, own);
       table = &own;
@@ -497,7 +514,8 @@ Result<std::size_t> SparseFrameReader::State::ReadTables(ByteSpan body) {
   if ((modes & 3) != 0) return Fail(Code::kIncompatible, "sequences: reserved bits are set");
   std::size_t at_table = 1;
   for (std::size_t kind = 0; kind < 3; ++kind) {
-    SYNCLINE_ASSIGN(const std::size_t bytes, ReadTable(body.subspan(at_table), kind, modes >> (6 - 2 * kind) & 3));
+    SYNCLINE_ASSIGN(const std::size_t bytes,
+                    ReadTable(body.subspan(at_table), kind, modes >> (6 - 2 * kind) & 3));
     at_table += bytes;
   }
   has_tables = true;
@@ -509,7 +527,10 @@ Result<std::size_t> SparseFrameReader::State::Compressed(ByteSpan body, const Ta
   SYNCLINE_ASSIGN(const std::size_t literal_bytes, ReadLiterals(body));
   ByteSpan rest = body.subspan(literal_bytes);
   if (rest.empty()) return Fail(Code::kCorrupt, "sequences: missing");
-  SequenceRun run{.count = static_cast<std::size_t>(rest[0]), .literals = literal_count, .limit = max_block, .zero_before = zero_before};
+  SequenceRun run{.count = static_cast<std::size_t>(rest[0]),
+                  .literals = literal_count,
+                  .limit = max_block,
+                  .zero_before = zero_before};
   const std::size_t count_bytes = run.count < 128 ? 1 : run.count < 255 ? 2 : 3;
   if (rest.size() < count_bytes) return Fail(Code::kCorrupt, "sequences: truncated");
   if (count_bytes == 2) run.count = (run.count - 128) << 8 | static_cast<std::size_t>(rest[1]);
@@ -517,7 +538,9 @@ Result<std::size_t> SparseFrameReader::State::Compressed(ByteSpan body, const Ta
   rest = rest.subspan(count_bytes);
   if (run.count == 0) {
     if (count_bytes > 1) return Fail(Code::kIncompatible, "sequences: none, in two bytes");
-    if (!rest.empty()) return Fail(Code::kCorrupt, fmt::format("{} bytes follow a block without sequences", rest.size()));
+    if (!rest.empty())
+      return Fail(Code::kCorrupt,
+                  fmt::format("{} bytes follow a block without sequences", rest.size()));
   } else {
     SYNCLINE_ASSIGN(const std::size_t table_bytes, ReadTables(rest));
     run.literal_lengths = tables[0];
@@ -528,8 +551,10 @@ Result<std::size_t> SparseFrameReader::State::Compressed(ByteSpan body, const Ta
     }
     static PutFunction* const put[] = {FindPut<1>(), FindPut<2>()};
     const unsigned offset_value = run.offsets->cells[0].value();
-    const bool plain = run.offsets->log == 0 && ((offset_value == 1 && history.last() == 1) || offset_value == 4);
-    if (!put[target.unit_bytes - 1](run, history, literals.data(), target.image, target.mask, plain)) {
+    const bool plain =
+        run.offsets->log == 0 && ((offset_value == 1 && history.last() == 1) || offset_value == 4);
+    if (!put[target.unit_bytes - 1](run, history, literals.data(), target.image, target.mask,
+                                    plain)) {
       return Fail(Code::kIncompatible, "sequences: not all repeat zeros");
     }
   }
@@ -541,7 +566,8 @@ Result<std::size_t> SparseFrameReader::State::Compressed(ByteSpan body, const Ta
   return run.size + left;
 }
 
-Result<SparseFrameReader::Outcome> SparseFrameReader::State::Next(const Target& target, std::size_t& size) {
+Result<SparseFrameReader::Outcome> SparseFrameReader::State::Next(const Target& target,
+                                                                  std::size_t& size) {
   enum Type : unsigned { kRaw, kRepeated, kCompressed };
   size = 0;
   if (ended) {
@@ -549,11 +575,14 @@ Result<SparseFrameReader::Outcome> SparseFrameReader::State::Next(const Target& 
       return Fail(Code::kCorrupt, fmt::format("{} bytes follow the zstd frame", frame.size() - at));
     }
     if (content_bytes != kUnknown && produced != content_bytes) {
-      return Fail(Code::kCorrupt, fmt::format("the frame decompresses to {} bytes, not to the {} that it says", produced, content_bytes));
+      return Fail(Code::kCorrupt,
+                  fmt::format("the frame decompresses to {} bytes, not to the {} that it says",
+                              produced, content_bytes));
     }
     return Outcome::kEnd;
   }
-  if (frame.size() - at < 3) return Fail(Code::kCorrupt, "the zstd frame is truncated: no last block");
+  if (frame.size() - at < 3)
+    return Fail(Code::kCorrupt, "the zstd frame is truncated: no last block");
   const std::uint32_t header = Load24(&frame[at]);
   at += 3;
   ended = (header & 1) != 0;
@@ -586,7 +615,9 @@ Result<SparseFrameReader::Outcome> SparseFrameReader::State::Next(const Target& 
   at += body_bytes;
   produced += size;
   if (content_bytes != kUnknown && produced > content_bytes) {
-    return Fail(Code::kCorrupt, fmt::format("the frame decompresses to more than the {} bytes that it says", content_bytes));
+    return Fail(Code::kCorrupt,
+                fmt::format("the frame decompresses to more than the {} bytes that it says",
+                            content_bytes));
   }
   if (size % target.unit_bytes != 0 && !ended) return Outcome::kNotSparse;
   return Outcome::kBlock;
@@ -601,7 +632,8 @@ std::optional<SparseFrameReader> SparseFrameReader::Open(ByteSpan frame) {
   if ((descriptor & 0x1f) != 0) return std::nullopt;
   const bool single_segment = (descriptor & 0x20) != 0;
   const unsigned size_code = descriptor >> 6;
-  const std::size_t size_bytes = size_code == 0 ? (single_segment ? 1 : 0) : std::size_t{1} << size_code;
+  const std::size_t size_bytes =
+      size_code == 0 ? (single_segment ? 1 : 0) : std::size_t{1} << size_code;
   const std::size_t head = 5 + (single_segment ? 0 : 1) + size_bytes;
   if (frame.size() < head) return std::nullopt;
 
@@ -630,8 +662,10 @@ SparseFrameReader& SparseFrameReader::operator=(SparseFrameReader&&) noexcept = 
 
 std::uint64_t SparseFrameReader::content_bytes() const { return state_->content_bytes; }
 
-Result<SparseFrameReader::Outcome> SparseFrameReader::NextBlock(std::byte* image, std::uint64_t* mask,
-                                                                std::size_t unit_bytes, std::size_t& size) {
+Result<SparseFrameReader::Outcome> SparseFrameReader::NextBlock(std::byte* image,
+                                                                std::uint64_t* mask,
+                                                                std::size_t unit_bytes,
+                                                                std::size_t& size) {
   auto outcome = state_->Next({image, mask, unit_bytes}, size);
   if (!outcome && outcome.error().code == Code::kIncompatible) return Outcome::kNotSparse;
   return outcome;

@@ -24,7 +24,7 @@ namespace syncline::delta {
 
 // A tensor is cut into pieces of this size (the last may be shorter); a multiple of the 128 KiB of
 // a zstd block.
-inline constexpr std::size_t kXorPieceBytes = 512 * 1024;
+inline constexpr std::size_t kXorPieceBytes = std::size_t{512} * 1024;
 
 struct XorPiece {
   std::vector<std::byte> blocks;  // zstd blocks, none marked as the last one

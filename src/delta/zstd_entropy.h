@@ -39,12 +39,11 @@ class BackwardBits {
   // More was taken than there was.
   bool Overrun() const { return next_ < begin_ - 8; }
   // Bits that were not taken; negative if more were taken than there were.
-  std::ptrdiff_t Left() const {
-    return (next_ - begin_) * 8 + static_cast<std::ptrdiff_t>(count_);
-  }
+  std::ptrdiff_t Left() const { return (next_ - begin_) * 8 + static_cast<std::ptrdiff_t>(count_); }
 
-  // The bits in bits_ below the first count_ are either zero or what the stream holds there, so that
-  // setting them again does no harm. Which bytes come next is known long before they are needed.
+  // The bits in bits_ below the first count_ are either zero or what the stream holds there, so
+  // that setting them again does no harm. Which bytes come next is known long before they are
+  // needed.
   void Refill() {
     bits_ |= base::Load<std::uint64_t>(next_ - 8) >> count_;
     next_ -= (63 - count_) >> 3;
@@ -81,14 +80,16 @@ struct FseCounts {
 };
 inline constexpr unsigned kMaxFseLog = 9;
 
-// Reads a distribution of symbols 0..max_symbol with log <= max_log <= kMaxFseLog; returns the bytes it takes.
+// Reads a distribution of symbols 0..max_symbol with log <= max_log <= kMaxFseLog; returns the
+// bytes it takes.
 base::Result<std::size_t> ReadFseCounts(base::ByteSpan from, unsigned max_symbol, unsigned max_log,
                                         FseCounts& counts);
 
 // Writes the symbol of each state into `symbols`, which has room for 2^log.
 void SpreadFseSymbols(const FseCounts& counts, std::uint8_t* symbols);
 
-// Calls make(state, symbol, bits, base) for each state: the next state is `base` plus the next `bits` bits.
+// Calls make(state, symbol, bits, base) for each state: the next state is `base` plus the next
+// `bits` bits.
 template <typename Make>
 void ForEachFseState(const FseCounts& counts, const Make& make) {
   std::array<std::uint8_t, 1 << kMaxFseLog> symbols;
@@ -113,7 +114,8 @@ class HuffmanTable {
 
   // Reads the description of a code; returns the bytes it takes. After an error the table is void.
   base::Result<std::size_t> Read(base::ByteSpan from);
-  // Decodes one stream into `size` bytes, or four (with the table of their sizes in front) if size >= 6.
+  // Decodes one stream into `size` bytes, or four (with the table of their sizes in front) if size
+  // >= 6.
   base::Status DecodeOne(base::ByteSpan stream, std::byte* out, std::size_t size) const;
   base::Status DecodeFour(base::ByteSpan streams, std::byte* out, std::size_t size) const;
 

@@ -13,7 +13,8 @@ using base::Status;
 using checkpoint::Checkpoint;
 using checkpoint::CheckpointTensor;
 
-constexpr std::size_t kPieceBytes = 256 * 1024;  // stays in the cache from reading to hashing
+constexpr std::size_t kPieceBytes =
+    std::size_t{256} * 1024;  // stays in the cache from reading to hashing
 
 }  // namespace
 

@@ -95,7 +95,8 @@ class DeltaWriter {
       total += view.bytes.size();
     }
     progress.Begin("encode", total);
-    // The frames of a batch are held; an overwrite frame can be several times as large as its tensor.
+    // The frames of a batch are held; an overwrite frame can be several times as large as its
+    // tensor.
     const std::uint64_t batch_bytes =
         info_.encoding == delta::Encoding::kOverwrite ? kBatchBytes / 4 : kBatchBytes;
     for (std::size_t begin = 0; begin < new_.size();) {

@@ -39,8 +39,8 @@ struct PublisherOptions {
   delta::Encoding encoding = delta::Encoding::kXor;
   std::string companions_from;  // directory whose other files (configuration, tokenizer …) go into
                                 // full versions
-  bool durable = true;      // a version that is announced is on the device
-  std::size_t threads = 0;  // 0: one for each processor
+  bool durable = true;          // a version that is announced is on the device
+  std::size_t threads = 0;      // 0: one for each processor
 };
 
 struct PublishReport {

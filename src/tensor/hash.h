@@ -11,9 +11,9 @@
 namespace syncline::tensor {
 
 enum class HashKind {
-  kXxh3,  // XXH3 with 128 bits: what we write; 32 hex digits in canonical (big-endian) order
-  kBlake3,    // 64 hex digits
-  kAdler32,   // RFC 1950; 8 hex digits
+  kXxh3,     // XXH3 with 128 bits: what we write; 32 hex digits in canonical (big-endian) order
+  kBlake3,   // 64 hex digits
+  kAdler32,  // RFC 1950; 8 hex digits
 };
 
 std::optional<HashKind> FindHashKind(std::string_view name);

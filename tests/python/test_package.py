@@ -153,9 +153,7 @@ def test_a_restarted_process_goes_on(store: Path, replica: Path) -> None:
     """
     assert run_python(code, store, 0, 2).splitlines() == ["0 full 5000", "1 delta 100"]
     assert run_python(code, store, 2, 4).splitlines() == ["2 delta 100", "3 delta 100"]
-    assert sorted(path.name for path in (store / ".syncline").iterdir()) == ["publisher.lock"] or (
-        not (store / ".syncline" / "resume").exists()
-    )
+    assert not (store / ".syncline" / "resume").exists()
     syncline.pull(store, replica)
     expected = np.arange(5000, dtype=np.float32)
     expected[:300] += 1
@@ -215,8 +213,8 @@ def test_without_the_base_nothing_can_go_on(
 def test_another_base_is_refused(store: Path, rng: np.random.Generator, tmp_path: Path) -> None:
     model = make_model(rng)
     write_checkpoint(tmp_path / "base", model)
-    write_checkpoint(tmp_path / "other", {n: Tensor(t.dtype, t.shape, 1 - t.data % 2)
-                                          for n, t in model.items()})  # fmt: skip
+    other = {name: Tensor(t.dtype, t.shape, 1 - t.data % 2) for name, t in model.items()}
+    write_checkpoint(tmp_path / "other", other)
     with syncline.Publisher(store, base=tmp_path / "base") as publisher:
         publisher.publish(None, as_numpy(step(rng, model)))
     before = tree(store)
@@ -338,7 +336,7 @@ def test_threads_may_share_a_publisher(store: Path, replica: Path) -> None:
 
     def work(value: int) -> None:
         for _ in range(5):
-            versions.append(publisher.publish(None, {"w": np.full(1000, value)}).version)
+            versions.append(publisher.publish(None, {"w": np.full(1000, float(value))}).version)
 
     threads = [threading.Thread(target=work, args=(value,)) for value in range(4)]
     for thread in threads:
