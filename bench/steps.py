@@ -115,7 +115,7 @@ class PeerPublisher:
 
 def frames_bytes(store: Path, version: int) -> int:
     """Bytes of the frames alone, without headers, index and manifest."""
-    return sum(t.data.size for t in reference.read_version(store, version).frames.values())
+    return sum(len(frame) for frame in reference.read_version(store, version).frames.values())
 
 
 def same(replica: Path, tensors: reference.Tensors) -> None:

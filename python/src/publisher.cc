@@ -147,7 +147,6 @@ class Publisher {
   }
 
   std::optional<std::uint64_t> last_version() const { return last_version_; }
-  bool closed() const { return publisher_ == nullptr; }
 
   void Close() {
     // A forked child has none of the threads that the destructor would wait for.
@@ -176,7 +175,6 @@ void BindPublisher(nb::module_& module) {
       .def("publish", &Publisher::Publish, nb::arg("version").none(), nb::arg("tensors"),
            nb::arg("full"))
       .def_prop_ro("version", &Publisher::last_version)
-      .def_prop_ro("closed", &Publisher::closed)
       .def("close", &Publisher::Close);
 }
 

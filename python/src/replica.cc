@@ -45,7 +45,7 @@ nb::dict Pull(const nb::bytes& store, const nb::bytes& into, std::optional<std::
   result["version"] = report.version;
   result["from_version"] = report.from_version;
   result["seeded_from"] = seeded_from;
-  result["applied"] = nb::tuple(nb::cast(report.applied));
+  result["applied"] = report.applied;
   result["tensors_changed"] = report.tensors_changed;
   result["elements_changed"] = report.elements_changed;
   result["bytes_read"] = report.bytes_read;
@@ -63,7 +63,7 @@ nb::dict Verify(const nb::bytes& path, std::optional<std::uint64_t> version, std
   constexpr std::array<std::string_view, 3> kKinds = {"store", "replica", "checkpoint"};
   nb::dict result;
   result["kind"] = kKinds.at(static_cast<std::size_t>(report.kind));
-  result["versions"] = nb::tuple(nb::cast(report.versions));
+  result["versions"] = report.versions;
   result["tensors"] = report.tensors;
   result["tensors_hashed"] = report.tensors_hashed;
   result["bytes"] = report.bytes;

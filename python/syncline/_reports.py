@@ -57,7 +57,7 @@ class PullReport:
     version: int
     from_version: int | None
     seeded_from: str | None
-    applied: tuple[int, ...]
+    applied: list[int]
     tensors_changed: int
     elements_changed: int
     bytes_read: int
@@ -78,7 +78,7 @@ class VerifyReport:
     """
 
     kind: Literal["store", "replica", "checkpoint"]
-    versions: tuple[int, ...]
+    versions: list[int]
     tensors: int
     tensors_hashed: int
     bytes: int

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "base/result_matchers.h"
-#include "delta/block_changes.h"
+#include "delta/block_patch.h"
 #include "delta/overwrite_encoder.h"
 #include "delta/patch.h"
 #include "delta/xor_encoder.h"
@@ -28,8 +28,12 @@ struct Encoded {
   ChangedLines lines;
 };
 
+tensor::Dtype DtypeOf(std::uint32_t unit) {
+  return unit == 1 ? tensor::Dtype::kU8 : tensor::Dtype::kBF16;
+}
+
 Encoded Encode(Encoding encoding, ByteSpan old_bytes, ByteSpan new_bytes, std::uint32_t unit) {
-  const tensor::Dtype dtype = unit == 1 ? tensor::Dtype::kU8 : tensor::Dtype::kBF16;
+  const tensor::Dtype dtype = DtypeOf(unit);
   Encoded encoded{.lines = ChangedLines(old_bytes.size())};
   if (encoding == Encoding::kOverwrite) {
     auto frame = EncodeOverwrite(old_bytes, new_bytes, dtype, encoded.lines);
@@ -52,30 +56,36 @@ Encoded Encode(Encoding encoding, ByteSpan old_bytes, ByteSpan new_bytes, std::u
   return encoded;
 }
 
-// Applies a frame; `records` receives the change records.
-Result<Bytes> Apply(Encoding encoding, ByteSpan frame, ByteSpan old_bytes, std::uint32_t unit,
-                    Bytes* records = nullptr) {
-  Bytes tensor(old_bytes.begin(), old_bytes.end());
-  SYNCLINE_ASSIGN(const auto patch, OpenPatch(encoding, frame, tensor.size()));
-  BlockChanges changes(unit);
-  for (std::size_t at = 0; at < tensor.size(); at += kBlockBytes) {
-    const auto block = std::span(tensor).subspan(at, std::min(kBlockBytes, tensor.size() - at));
-    changes.Clear();
-    SYNCLINE_TRY(patch->ApplyNext(block, changes));
-    if (records != nullptr) changes.AppendRecord(at, block, *records);
+// The records of a frame.
+Result<Bytes> ReadRecords(Encoding encoding, ByteSpan frame, std::uint64_t tensor_bytes,
+                          std::uint32_t unit) {
+  SYNCLINE_ASSIGN(const auto patch, OpenPatch(encoding, frame, tensor_bytes, DtypeOf(unit)));
+  Bytes records;
+  BlockPatch block = patch->MakeBlock();
+  for (std::uint64_t at = 0; at < tensor_bytes; at += kBlockBytes) {
+    const std::size_t size = std::min<std::uint64_t>(kBlockBytes, tensor_bytes - at);
+    SYNCLINE_TRY(patch->Next(size, block));
+    block.AppendRecord(at, size, records);
   }
   SYNCLINE_TRY(patch->Finish());
-  return tensor;
+  return records;
 }
 
-void Replay(const Bytes& records, Direction direction, Bytes& tensor) {
+template <typename Visit>
+void ForEachRecord(Bytes& records, Bytes& tensor, const Visit& visit) {
   for (std::size_t at = 0; at < records.size();) {
-    ASSERT_OK_AND_ASSIGN(const BlockRecord record,
-                         BlockRecord::Read(ByteSpan(records).subspan(at)));
-    record.Apply(direction, std::span(tensor).subspan(record.offset() + record.first_byte(),
-                                                      record.end_byte() - record.first_byte()));
+    ASSERT_OK_AND_ASSIGN(BlockRecord record, BlockRecord::Read(std::span(records).subspan(at)));
+    visit(record, std::span(tensor).subspan(record.begin(), record.end() - record.begin()));
     at += record.record_bytes();
   }
+}
+
+Result<Bytes> Apply(Encoding encoding, ByteSpan frame, ByteSpan old_bytes, std::uint32_t unit) {
+  Bytes tensor(old_bytes.begin(), old_bytes.end());
+  SYNCLINE_ASSIGN(Bytes records, ReadRecords(encoding, frame, tensor.size(), unit));
+  ForEachRecord(records, tensor,
+                [](const BlockRecord& record, std::span<std::byte> bytes) { record.Apply(bytes); });
+  return tensor;
 }
 
 std::uint64_t CountUnits(ByteSpan a, ByteSpan b, std::size_t unit) {
@@ -108,17 +118,19 @@ void CheckPair(Encoding encoding, const Pair& pair, std::uint32_t unit) {
   const Encoded encoded = Encode(encoding, pair.old_bytes, pair.new_bytes, unit);
   ASSERT_EQ(encoded.changed_elements, CountUnits(pair.old_bytes, pair.new_bytes, unit));
   if (encoded.changed_elements == 0) return;
-  Bytes records;
-  ASSERT_OK_AND_ASSIGN(const Bytes applied,
-                       Apply(encoding, encoded.frame, pair.old_bytes, unit, &records));
+  ASSERT_OK_AND_ASSIGN(const Bytes applied, Apply(encoding, encoded.frame, pair.old_bytes, unit));
   ASSERT_TRUE(applied == pair.new_bytes);
+  ASSERT_OK_AND_ASSIGN(Bytes records,
+                       ReadRecords(encoding, encoded.frame, pair.old_bytes.size(), unit));
   Bytes image = pair.old_bytes;
-  Replay(records, Direction::kForward, image);
-  ASSERT_TRUE(image == pair.new_bytes);
-  Replay(records, Direction::kForward, image);  // idempotent
-  ASSERT_TRUE(image == pair.new_bytes);
-  Replay(records, Direction::kBack, image);
-  ASSERT_TRUE(image == pair.old_bytes);
+  for (const Bytes* goal : {&pair.new_bytes, &pair.old_bytes, &pair.new_bytes, &pair.old_bytes}) {
+    std::uint64_t elements = 0;
+    ForEachRecord(records, image, [&](BlockRecord& record, std::span<std::byte> bytes) {
+      elements += record.Exchange(bytes, unit);
+    });
+    ASSERT_TRUE(image == *goal);
+    ASSERT_EQ(elements, encoded.changed_elements);
+  }
   encoded.lines.Copy(pair.new_bytes, image, 0, image.size());
   ASSERT_TRUE(image == pair.new_bytes);
   ASSERT_EQ(CheckFrame(encoding, encoded.frame).value(),

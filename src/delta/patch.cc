@@ -101,36 +101,37 @@ class FrameReader {
 };
 
 template <typename Unit>
-void ApplyXor(ByteSpan image, const std::uint64_t* mask, MutableByteSpan block,
-              BlockChanges& changes) {
-  tensor::ForEachSet(mask, tensor::MaskWords(block.size(), sizeof(Unit)), [&](std::size_t unit) {
-    std::byte* at = block.data() + unit * sizeof(Unit);
-    const auto old_value = Load<Unit>(at);
-    const auto new_value =
-        static_cast<Unit>(old_value ^ Load<Unit>(image.data() + unit * sizeof(Unit)));
-    changes.Add(unit, old_value, new_value);
-    base::Store(at, new_value);
+void CollectXor(ByteSpan image, const std::uint64_t* mask, BlockPatch& block) {
+  tensor::ForEachSet(mask, tensor::MaskWords(image.size(), sizeof(Unit)), [&](std::size_t unit) {
+    block.Add(unit, Load<Unit>(image.data() + unit * sizeof(Unit)));
   });
 }
 
 class XorPatch final : public TensorPatch {
  public:
-  explicit XorPatch(FrameReader frame)
-      : frame_(std::move(frame)), image_(kBlockBytes), mask_(kBlockBytes / 64) {}
+  XorPatch(FrameReader frame, std::size_t unit_bytes)
+      : frame_(std::move(frame)),
+        unit_bytes_(unit_bytes),
+        image_(kBlockBytes),
+        mask_(kBlockBytes / 64) {}
 
-  Status ApplyNext(MutableByteSpan block, BlockChanges& changes) override {
-    const MutableByteSpan image = std::span(image_).first(block.size());
+  Status Next(std::size_t block_bytes, BlockPatch& block) override {
+    block.Clear();
+    const MutableByteSpan image = std::span(image_).first(block_bytes);
     SYNCLINE_TRY(frame_.ReadExactly(image));
-    tensor::NonZeroMask(image.data(), image.size(), changes.unit_bytes(), mask_.data());
-    (changes.unit_bytes() == 1 ? ApplyXor<std::uint8_t>
-                               : ApplyXor<std::uint16_t>)(image, mask_.data(), block, changes);
+    tensor::NonZeroMask(image.data(), image.size(), unit_bytes_, mask_.data());
+    (unit_bytes_ == 1 ? CollectXor<std::uint8_t> : CollectXor<std::uint16_t>)(image, mask_.data(),
+                                                                              block);
     return {};
   }
 
   Status Finish() override { return frame_.ExpectEnd(); }
 
+  BlockPatch MakeBlock() const override { return {BlockPatch::Kind::kXor, unit_bytes_}; }
+
  private:
   FrameReader frame_;
+  std::size_t unit_bytes_;
   std::vector<std::byte> image_;
   std::vector<std::uint64_t> mask_;
 };
@@ -192,47 +193,33 @@ class OverwritePatch final : public TensorPatch {
 
   explicit OverwritePatch(OverwriteContent content) : content_(std::move(content)) {}
 
-  Status ApplyNext(MutableByteSpan block, BlockChanges& changes) override {
-    if (changes.unit_bytes() == 1) {
-      Overwrite<std::uint8_t>(block, changes);
-    } else {
-      Overwrite<std::uint16_t>(block, changes);
+  Status Next(std::size_t block_bytes, BlockPatch& block) override {
+    block.Clear();
+    for (; next_ < content_.count && content_.position(next_) < offset_ + block_bytes; ++next_) {
+      block.Add(content_.position(next_) - offset_,
+                static_cast<std::uint8_t>(content_.value(next_)));
     }
-    offset_ += block.size();
+    offset_ += block_bytes;
     return {};
   }
 
   Status Finish() override { return {}; }
 
- private:
-  template <typename Unit>
-  void Overwrite(MutableByteSpan block, BlockChanges& changes) {
-    while (next_ < content_.count && content_.position(next_) < offset_ + block.size()) {
-      // All positions that fall into one unit are one change.
-      const std::size_t unit = (content_.position(next_) - offset_) / sizeof(Unit);
-      std::byte* at = block.data() + unit * sizeof(Unit);
-      const auto old_value = Load<Unit>(at);
-      const std::uint64_t end = offset_ + (unit + 1) * sizeof(Unit);
-      for (; next_ < content_.count && content_.position(next_) < end; ++next_) {
-        block[content_.position(next_) - offset_] = content_.value(next_);
-      }
-      const auto new_value = Load<Unit>(at);
-      if (old_value != new_value) changes.Add(unit, old_value, new_value);
-    }
-  }
+  BlockPatch MakeBlock() const override { return {BlockPatch::Kind::kSet, 1}; }
 
+ private:
   OverwriteContent content_;
-  std::size_t next_ = 0;      // first position that was not written yet
+  std::size_t next_ = 0;      // first position that was not handed out yet
   std::uint64_t offset_ = 0;  // of the next block
 };
 
 }  // namespace
 
 Result<std::unique_ptr<TensorPatch>> OpenPatch(Encoding encoding, ByteSpan frame,
-                                               std::uint64_t tensor_bytes) {
+                                               std::uint64_t tensor_bytes, tensor::Dtype dtype) {
   if (encoding == Encoding::kOverwrite) return OverwritePatch::Open(frame, tensor_bytes);
   SYNCLINE_ASSIGN(FrameReader reader, FrameReader::Open(frame, tensor_bytes));
-  return std::make_unique<XorPatch>(std::move(reader));
+  return std::make_unique<XorPatch>(std::move(reader), UnitBytes(dtype));
 }
 
 Result<std::uint64_t> CheckFrame(Encoding encoding, ByteSpan frame) {

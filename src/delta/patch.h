@@ -1,5 +1,4 @@
-// Reads the frame of one tensor's delta and puts the tensor from its old to its new state, block by
-// block.
+// Reads the frame of one tensor's delta, block by block, without the tensor.
 #pragma once
 
 #include <cstdint>
@@ -7,31 +6,34 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "delta/block_changes.h"
+#include "delta/block_patch.h"
 #include "delta/encoding.h"
+#include "tensor/dtype.h"
 
 namespace syncline::delta {
 
-// One thread at a time. After an error the patch is of no further use; blocks that were already
-// handed back are as they should be.
+// One thread at a time. After an error the patch is of no further use.
 class TensorPatch {
  public:
   virtual ~TensorPatch() = default;
 
-  // `block` holds the next block.size() bytes (at most kBlockBytes, a multiple of the unit) of the
-  // tensor in its old state; they are replaced by the new ones and each unit that changed is added
-  // to `changes`. kCorrupt where the frame is damaged or ends too early.
-  virtual base::Status ApplyNext(base::MutableByteSpan block, BlockChanges& changes) = 0;
+  // What becomes of the next block_bytes (at most kBlockBytes) of the tensor. `block` is cleared
+  // first; it comes from MakeBlock(). kCorrupt where the frame is damaged or ends too early.
+  virtual base::Status Next(std::size_t block_bytes, BlockPatch& block) = 0;
 
   // To be called after the last block: kCorrupt if the frame says more.
   virtual base::Status Finish() = 0;
+
+  // A patch for the blocks of this frame.
+  virtual BlockPatch MakeBlock() const = 0;
 };
 
 // Opens a frame for a tensor of that size. `frame` must outlive the patch. Refuses at once, without
 // allocating by unchecked sizes: what is no zstd frame, a frame whose size does not fit the tensor,
 // overwrite positions outside of it.
 base::Result<std::unique_ptr<TensorPatch>> OpenPatch(Encoding encoding, base::ByteSpan frame,
-                                                     std::uint64_t tensor_bytes);
+                                                     std::uint64_t tensor_bytes,
+                                                     tensor::Dtype dtype);
 
 // Checks a frame without the tensor it belongs to. Returns the number of bytes that it changes.
 base::Result<std::uint64_t> CheckFrame(Encoding encoding, base::ByteSpan frame);

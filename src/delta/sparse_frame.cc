@@ -50,105 +50,85 @@ std::uint64_t NonZeroUnits(std::uint64_t bytes) {
   }
 }
 
-// Writes literals at rising places of an image of kMaxBlock zeros.
-template <std::size_t kUnit>
-class Canvas {
+// The first n of eight bytes; n < 8. Eight can be read.
+std::uint64_t LoadFirst(const std::byte* from, std::size_t n) {
+  return Load<std::uint64_t>(from) & LowBits(static_cast<unsigned>(8 * n));
+}
+
+// Two ways to write runs of literals at rising places of an image of zeros, in words of eight
+// bytes: eight must be readable at each end of a run, and writable at any place of the image.
+constexpr std::size_t kShortRun = 7;
+
+// Without the mask.
+class ImageWriter {
  public:
-  Canvas(std::byte* image, std::uint64_t* mask) : image_(image), mask_(mask) {}
-
-  // A run of this many fits into a word that begins with a unit, wherever the run begins.
-  static constexpr std::size_t kShort = 9 - kUnit;
-
-  // n bytes that fit into such a word, and the eight bytes at `at` lie in the image. Eight bytes
-  // can be read at `from`.
+  // At most kShortRun bytes.
   void PutShort(std::size_t at, const std::byte* from, std::size_t n) {
-    std::uint64_t bytes = Load<std::uint64_t>(from);
-    if constexpr (kUnit == 1) {
-      bytes &= Low(n);
-    } else {
-      // The byte before is zero wherever a run begins, or part of this run.
-      bytes = (bytes & Low(n)) << (8 * (at & 1));
-    }
-    PutWord(at & ~(kUnit - 1), bytes);
+    base::Store(image + at, LoadFirst(from, n));
+  }
+  void PutLong(std::size_t at, const std::byte* from, std::size_t n) {
+    std::memcpy(image + at, from, n);
   }
 
-  // Any run inside the image that begins after a zero or a whole unit.
-  void Put(std::size_t at, const std::byte* from, std::size_t n) {
-    const std::size_t end = at + n;
-    while (at < end) {
-      if (n < kLongRun && at + 8 <= kMaxBlock) {
-        // Up to the start of a unit if the run is longer.
-        const std::size_t step = std::min(end - at, 8 - at % kUnit);
-        PutShort(at, from, step);
-        at += step;
-        from += step;
-        continue;
-      }
-      if (n >= kLongRun && at % kGroup == 0) {
-        const std::size_t whole = (end - at) / kGroup * kGroup;
-        if (whole > 0) {
-          std::memcpy(image_ + at, from, whole);
-          tensor::NonZeroMask(image_ + at, whole, kUnit, mask_ + at / kGroup);
-          at += whole;
-          from += whole;
-          continue;
-        }
-      }
-      // To the end of the word that `at` lies in, so that the next step starts on its own.
-      const std::size_t step = std::min(end - at, 8 - at % 8);
-      for (std::size_t i = 0; i < step; ++i, ++at, ++from) {
-        image_[at] = *from;
-        const std::size_t unit = at / kUnit;
-        mask_[unit / 64] |= std::uint64_t{*from != std::byte{0}} << (unit % 64);
-      }
-    }
-  }
+  std::byte* image;
+};
 
- private:
-  static constexpr std::size_t kGroup = 64 * kUnit;  // bytes of one word of the mask
-  static constexpr std::size_t kLongRun = 2 * kGroup;
-
-  // The n lowest bytes of a word; n <= 8.
-  static std::uint64_t Low(std::size_t n) {
-    return n == 8 ? ~std::uint64_t{0} : (std::uint64_t{1} << (8 * n)) - 1;
-  }
-
-  // Eight bytes at the start of a unit; those that are zero there stay zero.
-  void PutWord(std::size_t at, std::uint64_t bytes) {
-    base::Store(image_ + at, bytes);
+// With the mask. A unit belongs to one run only, so the byte before an odd place is zero unless it
+// is of the same run.
+template <std::size_t kUnit>
+class MarkingWriter {
+ public:
+  void PutShort(std::size_t at, const std::byte* from, std::size_t n) {
+    std::uint64_t bytes = LoadFirst(from, n);
+    if constexpr (kUnit == 2) bytes <<= 8 * (at & 1);
+    base::Store(image + (at & ~(kUnit - 1)), bytes);
     const std::uint64_t units = NonZeroUnits<kUnit>(bytes);
-    const std::size_t unit = at / kUnit;
-    const unsigned shift = unit % 64;
-    mask_[unit / 64] |= units << shift;
-    if (shift > 64 - 8 / kUnit) mask_[unit / 64 + 1] |= units >> (64 - shift);
+    std::uint64_t* const word = mask + at / kUnit / 64;
+    const unsigned shift = at / kUnit % 64;
+    word[0] |= units << shift;
+    if (shift > 64 - 8 / kUnit) word[1] |= units >> (64 - shift);
+  }
+  void PutLong(std::size_t at, const std::byte* from, std::size_t n) {
+    // Each step but the last ends where a unit does.
+    std::size_t step = kShortRun - (at + 1) % kUnit;
+    for (; n > step; step = kShortRun - (kUnit - 1)) {
+      PutShort(at, from, step);
+      at += step;
+      from += step;
+      n -= step;
+    }
+    PutShort(at, from, n);
   }
 
-  std::byte* image_;
-  std::uint64_t* mask_;
+  std::byte* image;
+  std::uint64_t* mask;
 };
 
 // ---- Sequences.
 
-// A state of one of the three FSE tables: what it says, and how to come to the next state.
+// A state of one of the three FSE tables: what it says, and how to come to the next state. The bits
+// of the sum of two cells are the sums of theirs.
 class Cell {
  public:
-  Cell() = default;
-  // The value is `value` plus the next extra_bits bits, the next state next_state plus state_bits
-  // bits.
+  constexpr Cell() = default;
+  // Says `value` plus the next extra_bits bits.
   constexpr Cell(std::uint32_t value, unsigned extra_bits)
-      : packed_(std::uint64_t{value} << 32 | extra_bits << 16) {}
+      : packed_(std::uint64_t{value} << 32 | extra_bits << 8 | extra_bits) {}
+  // The next state is next_state plus the state_bits bits after those.
   constexpr Cell To(unsigned next_state, unsigned state_bits) const {
-    Cell cell = *this;
-    cell.packed_ |= next_state | std::uint64_t{state_bits} << 24;
-    return cell;
+    return Cell(packed_ + (std::uint64_t{next_state} << 16 | state_bits << 8));
   }
+  friend constexpr Cell operator+(Cell a, Cell b) { return Cell(a.packed_ + b.packed_); }
 
-  std::uint32_t value() const { return static_cast<std::uint32_t>(packed_ >> 32); }
-  unsigned extra_bits() const { return packed_ >> 16 & 0xff; }
-  unsigned state_bits() const { return packed_ >> 24 & 0xff; }
-  std::uint64_t next_state() const { return packed_ & 0xffff; }
+  std::size_t value() const { return packed_ >> 32; }
+  unsigned extra_bits() const { return packed_ & 0xff; }
+  unsigned all_bits() const { return packed_ >> 8 & 0xff; }
+  unsigned state_bits() const { return all_bits() - extra_bits(); }
+  std::size_t next_state() const { return packed_ >> 16 & 0xffff; }
 
  private:
+  constexpr explicit Cell(std::uint64_t packed) : packed_(packed) {}
+
   std::uint64_t packed_ = 0;
 };
 
@@ -241,153 +221,196 @@ class OffsetHistory {
   std::array<std::uint64_t, 3> last_ = {1, 4, 8};
 };
 
-struct SequenceRun {
-  const SequenceTable* literal_lengths = nullptr;
-  const SequenceTable* offsets = nullptr;
-  const SequenceTable* match_lengths = nullptr;
+// The sequences of one block. They are decoded a batch at a time, then the literals of the batch
+// are put in their places.
+struct Sequences {
+  static constexpr std::size_t kBatch = 256;
+
+  std::array<const SequenceTable*, 3> tables = {};
   BackwardBits bits = {};
-  std::size_t count;
-  std::size_t literals;  // how many there are
-  std::size_t limit;     // of the block's content
-  bool zero_before;      // the byte before the block is known to be zero
-  // Results.
-  std::size_t literals_used = 0;
-  std::size_t size = 0;
+  OffsetHistory history = {};
+  std::size_t left = 0;             // to decode
+  std::array<Cell, 3> states = {};  // of the next sequence
+
+  std::size_t batch_size = 0;
+  std::array<std::uint32_t, kBatch> batch_literals;
+  std::array<std::uint32_t, kBatch> batch_bytes;  // literals and match
 };
 
-// Whether all is well; if not, the library has to look at the frame. kPlain: the sequences all have
-// one offset code, which is either 0
-// ("the last offset", and that is 1) or 2 with two bits that must be zero (offset 1).
-template <std::size_t kUnit, bool kPlain>
-[[gnu::always_inline]] inline bool PutSequences(SequenceRun& run, OffsetHistory& history,
-                                                const std::byte* literals, Canvas<kUnit> canvas) {
-  const Cell* const literal_lengths = run.literal_lengths->cells.data();
-  const Cell* const offsets = run.offsets->cells.data();
-  const Cell* const match_lengths = run.match_lengths->cells.data();
-  BackwardBits bits = run.bits;
-  bits.Refill();
-  Cell l = literal_lengths[bits.Take(run.literal_lengths->log)];
-  Cell o = offsets[bits.Take(run.offsets->log)];
-  Cell m = match_lengths[bits.Take(run.match_lengths->log)];
-  const std::byte* from = literals;
-  const std::byte* const from_end = literals + run.literals;
-  const std::size_t limit = run.limit;
-  std::size_t at = 0;
-  std::byte repeated{0};            // all bytes that matches repeat
-  std::uint64_t offset_extras = 0;  // likewise
-  const unsigned offset_bits = o.extra_bits();
-  for (std::size_t left = run.count;;) {
+// Indices of tables and states.
+enum : std::size_t { kLiteralLength, kOffset, kMatchLength };
+
+enum class Offsets : std::uint8_t {
+  kSame,  // all have code 0, the last offset again, and that is 1
+  kOne,   // all have code 2; with two zero bits it stands for offset 1
+  kAny,
+};
+
+// Decodes the next batch. False unless all offsets in it are 1; the library has to look at the
+// frame then.
+template <Offsets kOffsets>
+[[gnu::always_inline]] inline bool DecodeBatch(Sequences& s) {
+  const Cell* const literal_lengths = s.tables[kLiteralLength]->cells.data();
+  const Cell* const offsets = s.tables[kOffset]->cells.data();
+  const Cell* const match_lengths = s.tables[kMatchLength]->cells.data();
+  // Bits of each offset if that is known; they must be zero, so they may count as the highest bits
+  // of what comes after them.
+  constexpr unsigned kOffsetBits = kOffsets == Offsets::kOne ? 2 : 0;
+  BackwardBits bits = s.bits;
+  auto [l, o, m] = s.states;
+  const std::size_t size = std::min(s.left, Sequences::kBatch);
+  std::uint64_t offset_bits = 0;  // in the two highest bits, any that was set
+  std::uint64_t no_literals = 0;  // the highest bit is set if there was a sequence without
+
+  // All but the states. At most 2 + 16 + 16 bits are taken, and 9 + 9 later.
+  const auto read = [&](std::size_t i) [[gnu::always_inline]] {
     if (bits.Overrun()) return false;
     bits.Refill();
-    // At most 2 + 16 + 16 bits, and 9 + 9 + 8 for the states.
-    const unsigned o_end = kPlain ? offset_bits : o.extra_bits();
-    if (!kPlain && o_end > 2) return false;  // the offset is at least 5
-    const unsigned m_end = o_end + m.extra_bits();
-    const unsigned l_end = m_end + l.extra_bits();
-    const std::uint64_t offset_extra = bits.Peek(o_end, o_end);
-    const std::size_t match = m.value() + bits.Peek(m_end, m.extra_bits());
-    const std::size_t n = l.value() + bits.Peek(l_end, l.extra_bits());
-    offset_extras |= offset_extra;
-    if (n == 0 || !kPlain) {
-      const bool one = kPlain && offset_bits > 0;  // see below
-      if (!one && history.Resolve(o.value() + offset_extra, n != 0) != 1) return false;
-      if (n == 0 && at == 0 && !run.zero_before) return false;
+    std::uint64_t offset = 0;
+    if constexpr (kOffsets == Offsets::kOne) {
+      offset_bits |= bits.Raw();
+    } else if constexpr (kOffsets == Offsets::kAny) {
+      if (o.extra_bits() > 2) return false;  // at least 5
+      offset = o.value() + bits.Take(o.extra_bits());
     }
-    if (n + match > limit - at || n > static_cast<std::size_t>(from_end - from)) return false;
-    if (n <= Canvas<kUnit>::kShort && at + 8 <= kMaxBlock) {
-      canvas.PutShort(at, from, n);
-    } else {
-      canvas.Put(at, from, n);
+    const Cell both = l + m;
+    const std::uint64_t extra = bits.Next(kOffsetBits + both.extra_bits());
+    const std::uint64_t literals = l.value() + (extra & LowBits(l.extra_bits()));
+    const std::uint64_t bytes = literals + m.value() + (extra >> l.extra_bits());
+    s.batch_literals[i] = static_cast<std::uint32_t>(literals);
+    s.batch_bytes[i] = static_cast<std::uint32_t>(bytes);
+    if constexpr (kOffsets == Offsets::kSame) no_literals |= literals - 1;
+    if constexpr (kOffsets == Offsets::kAny) {
+      if (s.history.Resolve(offset, literals != 0) != 1) return false;
     }
-    at += n + match;
-    from += n;
-    repeated |= n == 0 ? std::byte{0} : from[-1];
-    if (--left == 0) {
-      bits.Skip(l_end);
-      break;
-    }
-    if constexpr (kPlain) {
-      const unsigned l_state = l_end + l.state_bits();
-      const unsigned m_state = l_state + m.state_bits();
-      l = literal_lengths[l.next_state() + bits.Peek(l_state, l.state_bits())];
-      m = match_lengths[m.next_state() + bits.Peek(m_state, m.state_bits())];
-      bits.Skip(m_state);
-    } else {
-      bits.Skip(l_end);
+    return true;
+  };
+
+  // The states are not updated after the very last sequence.
+  const std::size_t updated = size - (size == s.left ? 1 : 0);
+  for (std::size_t i = 0; i < updated; ++i) {
+    if (!read(i)) return false;
+    const Cell both = l + m;
+    const std::uint64_t states = bits.Next(kOffsetBits + both.all_bits());
+    bits.Skip(kOffsetBits + both.all_bits());
+    const unsigned m_bits = m.state_bits();
+    l = literal_lengths[l.next_state() + (states >> m_bits & LowBits(l.state_bits()))];
+    m = match_lengths[m.next_state() + (states & LowBits(m_bits))];
+    if constexpr (kOffsets == Offsets::kAny) {
       if (bits.Overrun()) return false;
       bits.Refill();
-      l = literal_lengths[l.next_state() + bits.Take(l.state_bits())];
-      m = match_lengths[m.next_state() + bits.Take(m.state_bits())];
       o = offsets[o.next_state() + bits.Take(o.state_bits())];
     }
   }
-  run.literals_used = static_cast<std::size_t>(from - literals);
-  run.size = at;
-  if constexpr (kPlain) {
-    if (offset_extras != 0) return false;
-    // Three of them or more leave the same history.
-    for (std::size_t i = 0; i < 3 && i < run.count && offset_bits > 0; ++i)
-      history.Resolve(o.value(), true);
+  if (updated < size) {
+    if (!read(updated)) return false;
+    bits.Skip(kOffsetBits + (l + m).extra_bits());
   }
-  return bits.Left() == 0 && repeated == std::byte{0};
+  s.bits = bits;
+  s.states = {l, o, m};
+  s.left -= size;
+  s.batch_size = size;
+  return offset_bits >> 62 == 0 && no_literals >> 63 == 0;
 }
 
-template <std::size_t kUnit>
-[[gnu::always_inline]] inline bool PutSequences(SequenceRun& run, OffsetHistory& history,
-                                                const std::byte* literals, std::byte* image,
-                                                std::uint64_t* mask, bool plain) {
-  const Canvas<kUnit> canvas(image, mask);
-  return plain ? PutSequences<kUnit, true>(run, history, literals, canvas)
-               : PutSequences<kUnit, false>(run, history, literals, canvas);
+// Puts the literals of a batch in their places; the block goes on at `at`. The byte before `from`
+// can be read. Returns the bytes that the matches repeat, put together by "or".
+template <typename Writer>
+[[gnu::always_inline]] inline std::byte PutBatch(const Sequences& s, const std::byte* from,
+                                                 std::size_t at, Writer writer) {
+  std::byte repeated{0};
+  for (std::size_t i = 0; i < s.batch_size; ++i) {
+    const std::size_t n = s.batch_literals[i];
+    if (n <= kShortRun) [[likely]] {
+      writer.PutShort(at, from, n);
+    } else {
+      writer.PutLong(at, from, n);
+    }
+    at += s.batch_bytes[i];
+    from += n;
+    repeated |= from[-1];
+  }
+  return repeated;
 }
 
-using PutFunction = bool(SequenceRun&, OffsetHistory&, const std::byte*, std::byte*, std::uint64_t*,
-                         bool);
+// The two steps above, in the best version for this machine.
+struct SequenceFunctions {
+  bool (*decode[3])(Sequences&);  // by Offsets
+  std::byte (*put)(const Sequences&, const std::byte* from, std::size_t at, ImageWriter);
+  std::byte (*put_units_of_1)(const Sequences&, const std::byte* from, std::size_t at,
+                              MarkingWriter<1>);
+  std::byte (*put_units_of_2)(const Sequences&, const std::byte* from, std::size_t at,
+                              MarkingWriter<2>);
+};
 
-template <std::size_t kUnit>
-bool PutSequencesPlain(SequenceRun& run, OffsetHistory& history, const std::byte* literals,
-                       std::byte* image, std::uint64_t* mask, bool plain) {
-  return PutSequences<kUnit>(run, history, literals, image, mask, plain);
+template <Offsets kOffsets>
+bool DecodePlain(Sequences& s) {
+  return DecodeBatch<kOffsets>(s);
 }
+template <typename Writer>
+std::byte PutPlain(const Sequences& s, const std::byte* from, std::size_t at, Writer writer) {
+  return PutBatch(s, from, at, writer);
+}
+constexpr SequenceFunctions kPlainFunctions = {
+    .decode = {DecodePlain<Offsets::kSame>, DecodePlain<Offsets::kOne>, DecodePlain<Offsets::kAny>},
+    .put = PutPlain<ImageWriter>,
+    .put_units_of_1 = PutPlain<MarkingWriter<1>>,
+    .put_units_of_2 = PutPlain<MarkingWriter<2>>};
 
 #if defined(__x86_64__)
-template <std::size_t kUnit>
-[[gnu::target("bmi,bmi2")]] bool PutSequencesBmi(SequenceRun& run, OffsetHistory& history,
-                                                 const std::byte* literals, std::byte* image,
-                                                 std::uint64_t* mask, bool plain) {
-  return PutSequences<kUnit>(run, history, literals, image, mask, plain);
+// With shifts that need not all go through one register.
+template <Offsets kOffsets>
+[[gnu::target("bmi,bmi2")]] bool DecodeBmi(Sequences& s) {
+  return DecodeBatch<kOffsets>(s);
 }
+template <typename Writer>
+[[gnu::target("bmi,bmi2")]] std::byte PutBmi(const Sequences& s, const std::byte* from,
+                                             std::size_t at, Writer writer) {
+  return PutBatch(s, from, at, writer);
+}
+constexpr SequenceFunctions kBmiFunctions = {
+    .decode = {DecodeBmi<Offsets::kSame>, DecodeBmi<Offsets::kOne>, DecodeBmi<Offsets::kAny>},
+    .put = PutBmi<ImageWriter>,
+    .put_units_of_1 = PutBmi<MarkingWriter<1>>,
+    .put_units_of_2 = PutBmi<MarkingWriter<2>>};
 
-template <std::size_t kUnit>
-PutFunction* FindPut() {
-  const bool bmi = __builtin_cpu_supports("bmi") != 0 && __builtin_cpu_supports("bmi2") != 0;
-  return bmi ? PutSequencesBmi<kUnit> : PutSequencesPlain<kUnit>;
+const SequenceFunctions& Functions() {
+  static const bool bmi = __builtin_cpu_supports("bmi") != 0 && __builtin_cpu_supports("bmi2") != 0;
+  return bmi ? kBmiFunctions : kPlainFunctions;
 }
 #else
-template <std::size_t kUnit>
-PutFunction* FindPut() {
-  return PutSequencesPlain<kUnit>;
-}
+const SequenceFunctions& Functions() { return kPlainFunctions; }
 #endif
-
-template <std::size_t kUnit>
-void PutRun(std::byte* image, std::uint64_t* mask, std::size_t at, ByteSpan bytes) {
-  Canvas<kUnit>(image, mask).Put(at, bytes.data(), bytes.size());
-}
 
 }  // namespace
 
 struct SparseFrameReader::State {
   using Outcome = SparseFrameReader::Outcome;
 
-  // Where a block goes.
+  // Where a block goes. Many literals are written first and looked for afterwards, few are marked
+  // one by one.
   struct Target {
     std::byte* image;
     std::uint64_t* mask;
     std::size_t unit_bytes;
+    bool many = true;
 
-    void Put(std::size_t at, ByteSpan bytes) const {
-      (unit_bytes == 1 ? PutRun<1> : PutRun<2>)(image, mask, at, bytes);
+    std::byte PutBatch(const Sequences& s, const std::byte* from, std::size_t at) const {
+      if (many) return Functions().put(s, from, at, {image});
+      return unit_bytes == 1 ? Functions().put_units_of_1(s, from, at, {image, mask})
+                             : Functions().put_units_of_2(s, from, at, {image, mask});
+    }
+    void PutLast(const std::byte* from, std::size_t n, std::size_t at) const {
+      if (many) {
+        ImageWriter{image}.PutLong(at, from, n);
+        // An odd block ends with half a unit.
+        const std::size_t whole = (at + n + unit_bytes - 1) / unit_bytes * unit_bytes;
+        tensor::NonZeroMask(image, whole, unit_bytes, mask);
+      } else if (unit_bytes == 1) {
+        MarkingWriter<1>{image, mask}.PutLong(at, from, n);
+      } else {
+        MarkingWriter<2>{image, mask}.PutLong(at, from, n);
+      }
     }
   };
 
@@ -402,21 +425,23 @@ struct SparseFrameReader::State {
   // As the blocks before left them.
   bool has_huffman = false;
   bool has_tables = false;
-  OffsetHistory history;
   HuffmanTable huffman;
   std::array<SequenceTable, 3> own_tables;  // in the order of Kinds()
-  std::array<const SequenceTable*, 3> tables = {};
+  Sequences sequences;
 
-  std::array<std::byte, kMaxBlock + 8> literals;  // eight more can be read
   std::size_t literal_count = 0;
-  std::vector<std::byte>
-      padded;  // a block so near the start of the frame that nothing readable stands before it
+  // With a zero before, and eight more that can be read.
+  std::array<std::byte, 1 + kMaxBlock + 8> literal_buffer;
+  std::byte* literals() { return literal_buffer.data() + 1; }
+  // A block so near to the start of the frame that too few readable bytes stand before it.
+  std::vector<std::byte> padded;
 
   Result<Outcome> Next(const Target& target, std::size_t& size);
-  Result<std::size_t> Compressed(ByteSpan body, const Target& target);
+  Result<std::size_t> Compressed(ByteSpan body, Target target);
   Result<std::size_t> ReadLiterals(ByteSpan body);
   Result<std::size_t> ReadTables(ByteSpan body);
   Result<std::size_t> ReadTable(ByteSpan body, std::size_t kind, unsigned mode);
+  bool PutSequences(const Target& target, std::size_t& literals_used, std::size_t& size);
 };
 
 // Reads the literals section into `literals`; returns the bytes it takes.
@@ -448,11 +473,11 @@ Result<std::size_t> SparseFrameReader::State::ReadLiterals(ByteSpan body) {
   if (coded_bytes > body.size() - head) return Fail(Code::kCorrupt, "literals: truncated");
   ByteSpan source = body.subspan(head, coded_bytes);
   if (type == kRaw) {
-    std::ranges::copy(source, literals.begin());
+    std::ranges::copy(source, literals());
     return head + coded_bytes;
   }
   if (type == kRepeated) {
-    std::fill_n(literals.begin(), literal_count, source[0]);
+    std::fill_n(literals(), literal_count, source[0]);
     return head + coded_bytes;
   }
   const bool four = format != 0;
@@ -467,8 +492,8 @@ Result<std::size_t> SparseFrameReader::State::ReadLiterals(ByteSpan body) {
   } else if (!has_huffman) {
     return Fail(Code::kCorrupt, "literals: no Huffman table before");
   }
-  SYNCLINE_TRY(four ? huffman.DecodeFour(source, literals.data(), literal_count)
-                    : huffman.DecodeOne(source, literals.data(), literal_count));
+  SYNCLINE_TRY(four ? huffman.DecodeFour(source, literals(), literal_count)
+                    : huffman.DecodeOne(source, literals(), literal_count));
   return head + coded_bytes;
 }
 
@@ -477,7 +502,7 @@ Result<std::size_t> SparseFrameReader::State::ReadTable(ByteSpan body, std::size
   enum Mode : unsigned { kPredefined, kOneCode, kOwn, kSame };
   const TableKind& kind = Kinds()[kind_index];
   SequenceTable& own = own_tables[kind_index];
-  const SequenceTable*& table = tables[kind_index];
+  const SequenceTable*& table = sequences.tables[kind_index];
   switch (mode) {
     case kPredefined:
       table = &kind.predefined;
@@ -522,48 +547,81 @@ Result<std::size_t> SparseFrameReader::State::ReadTables(ByteSpan body) {
   return at_table;
 }
 
+// Decodes all sequences and puts their literals in their places. False if the library has to look
+// at the frame.
+bool SparseFrameReader::State::PutSequences(const Target& target, std::size_t& literals_used,
+                                            std::size_t& size) {
+  const auto& [literal_lengths, offset_table, match_lengths] = sequences.tables;
+  const Cell offset = offset_table->cells[0];
+  Offsets offsets = Offsets::kAny;
+  if (offset_table->log == 0 && offset.value() == 1 && sequences.history.last() == 1)
+    offsets = Offsets::kSame;
+  if (offset_table->log == 0 && offset.value() == 4) offsets = Offsets::kOne;
+  const std::size_t count = sequences.left;
+  BackwardBits& bits = sequences.bits;
+  bits.Refill();
+  for (std::size_t i = 0; i < 3; ++i) {
+    sequences.states[i] = sequences.tables[i]->cells[bits.Take(sequences.tables[i]->log)];
+  }
+  while (sequences.left > 0) {
+    if (!Functions().decode[static_cast<std::size_t>(offsets)](sequences)) return false;
+    std::uint32_t batch_literals = 0;
+    std::uint32_t batch_bytes = 0;
+    for (std::size_t i = 0; i < sequences.batch_size; ++i) {
+      batch_literals += sequences.batch_literals[i];
+      batch_bytes += sequences.batch_bytes[i];
+    }
+    if (batch_literals > literal_count - literals_used || batch_bytes > max_block - size)
+      return false;
+    if (size == 0 && sequences.batch_literals[0] == 0 && !zero_before) return false;
+    if (target.PutBatch(sequences, literals() + literals_used, size) != std::byte{0}) return false;
+    literals_used += batch_literals;
+    size += batch_bytes;
+  }
+  if (offsets == Offsets::kOne) {
+    // Three of them or more leave the same history.
+    for (std::size_t i = 0; i < std::min<std::size_t>(count, 3); ++i)
+      sequences.history.Resolve(4, true);
+  }
+  return bits.Left() == 0;
+}
+
 // Decodes a compressed block; returns the size of its content.
-Result<std::size_t> SparseFrameReader::State::Compressed(ByteSpan body, const Target& target) {
+Result<std::size_t> SparseFrameReader::State::Compressed(ByteSpan body, Target target) {
   SYNCLINE_ASSIGN(const std::size_t literal_bytes, ReadLiterals(body));
   ByteSpan rest = body.subspan(literal_bytes);
   if (rest.empty()) return Fail(Code::kCorrupt, "sequences: missing");
-  SequenceRun run{.count = static_cast<std::size_t>(rest[0]),
-                  .literals = literal_count,
-                  .limit = max_block,
-                  .zero_before = zero_before};
-  const std::size_t count_bytes = run.count < 128 ? 1 : run.count < 255 ? 2 : 3;
+  auto count = static_cast<std::size_t>(rest[0]);
+  const std::size_t count_bytes = count < 128 ? 1 : count < 255 ? 2 : 3;
   if (rest.size() < count_bytes) return Fail(Code::kCorrupt, "sequences: truncated");
-  if (count_bytes == 2) run.count = (run.count - 128) << 8 | static_cast<std::size_t>(rest[1]);
-  if (count_bytes == 3) run.count = 0x7f00U + Load<std::uint16_t>(&rest[1]);
+  if (count_bytes == 2) count = (count - 128) << 8 | static_cast<std::size_t>(rest[1]);
+  if (count_bytes == 3) count = 0x7f00U + Load<std::uint16_t>(&rest[1]);
   rest = rest.subspan(count_bytes);
-  if (run.count == 0) {
-    if (count_bytes > 1) return Fail(Code::kIncompatible, "sequences: none, in two bytes");
-    if (!rest.empty())
-      return Fail(Code::kCorrupt,
-                  fmt::format("{} bytes follow a block without sequences", rest.size()));
-  } else {
+  std::size_t literals_used = 0;
+  std::size_t size = 0;
+  if (count > 0) {
     SYNCLINE_ASSIGN(const std::size_t table_bytes, ReadTables(rest));
-    run.literal_lengths = tables[0];
-    run.offsets = tables[1];
-    run.match_lengths = tables[2];
-    if (!run.bits.Open(rest.subspan(table_bytes))) {
+    if (!sequences.bits.Open(rest.subspan(table_bytes))) {
       return Fail(Code::kCorrupt, "sequences: no end mark");
     }
-    static PutFunction* const put[] = {FindPut<1>(), FindPut<2>()};
-    const unsigned offset_value = run.offsets->cells[0].value();
-    const bool plain =
-        run.offsets->log == 0 && ((offset_value == 1 && history.last() == 1) || offset_value == 4);
-    if (!put[target.unit_bytes - 1](run, history, literals.data(), target.image, target.mask,
-                                    plain)) {
+    sequences.left = count;
+    constexpr std::size_t kMany = 400;
+    target.many = count > kMany || literal_count > 4 * kMany;
+    if (!PutSequences(target, literals_used, size)) {
       return Fail(Code::kIncompatible, "sequences: not all repeat zeros");
     }
+  } else if (count_bytes > 1) {
+    return Fail(Code::kIncompatible, "sequences: none, in two bytes");
+  } else if (!rest.empty()) {
+    return Fail(Code::kCorrupt,
+                fmt::format("{} bytes follow a block without sequences", rest.size()));
   }
-  const std::size_t left = literal_count - run.literals_used;
-  if (left > max_block - run.size) return Fail(Code::kIncompatible, "the block is too large");
-  if (left > 0) target.Put(run.size, std::span(literals).subspan(run.literals_used, left));
-  if (run.size + left == 0) return Fail(Code::kIncompatible, "a compressed block without content");
-  zero_before = left == 0 || literals[literal_count - 1] == std::byte{0};
-  return run.size + left;
+  const std::size_t left = literal_count - literals_used;
+  if (left > max_block - size) return Fail(Code::kIncompatible, "the block is too large");
+  if (size + left == 0) return Fail(Code::kIncompatible, "a compressed block without content");
+  target.PutLast(literals() + literals_used, left, size);
+  zero_before = left == 0 || literals()[literal_count - 1] == std::byte{0};
+  return size + left;
 }
 
 Result<SparseFrameReader::Outcome> SparseFrameReader::State::Next(const Target& target,
@@ -602,13 +660,13 @@ Result<SparseFrameReader::Outcome> SparseFrameReader::State::Next(const Target& 
     SYNCLINE_ASSIGN(size, Compressed(body, target));
   } else if (type == kRaw) {
     size = field;
-    target.Put(0, body);
+    target.PutLast(body.data(), size, 0);
     if (size > 0) zero_before = body.back() == std::byte{0};
   } else {
     size = field;
-    if (body[0] != std::byte{0}) {
-      std::fill_n(literals.begin(), size, body[0]);
-      target.Put(0, std::span(literals).first(size));
+    if (body[0] != std::byte{0}) {  // otherwise there is nothing to do
+      std::fill_n(literals(), size, body[0]);
+      target.PutLast(body.data(), size, 0);
     }
     if (size > 0) zero_before = body[0] == std::byte{0};
   }
@@ -649,6 +707,7 @@ std::optional<SparseFrameReader> SparseFrameReader::Open(ByteSpan frame) {
     window = std::uint64_t{8 + (byte & 7)} << (byte >> 3) << 7;
   }
   if (window > std::uint64_t{1} << kMaxWindowLog) return std::nullopt;
+  state->literal_buffer[0] = std::byte{0};
   state->frame = frame;
   state->at = head;
   state->max_block = static_cast<std::size_t>(std::min<std::uint64_t>(window, kMaxBlock));
@@ -666,7 +725,7 @@ Result<SparseFrameReader::Outcome> SparseFrameReader::NextBlock(std::byte* image
                                                                 std::uint64_t* mask,
                                                                 std::size_t unit_bytes,
                                                                 std::size_t& size) {
-  auto outcome = state_->Next({image, mask, unit_bytes}, size);
+  auto outcome = state_->Next({.image = image, .mask = mask, .unit_bytes = unit_bytes}, size);
   if (!outcome && outcome.error().code == Code::kIncompatible) return Outcome::kNotSparse;
   return outcome;
 }

@@ -22,6 +22,10 @@ class SparseFrameReader {
  public:
   static constexpr std::uint64_t kUnknown = std::numeric_limits<std::uint64_t>::max();
   static constexpr std::size_t kMaxBlock = 128 * 1024;
+  // Sizes of image and mask; a little more than a block, so that whole words can be written
+  // everywhere.
+  static constexpr std::size_t kImageBytes = kMaxBlock + 8;
+  static constexpr std::size_t kMaskWords = kMaxBlock / 64 + 1;
 
   // `frame` must stay valid. Nothing if it does not begin like a frame that this reader handles.
   static std::optional<SparseFrameReader> Open(base::ByteSpan frame);

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace syncline::delta {
 namespace {
@@ -96,28 +97,33 @@ Result<std::size_t> ReadFseCounts(ByteSpan from, unsigned max_symbol, unsigned m
 
 void SpreadFseSymbols(const FseCounts& counts, std::uint8_t* symbols) {
   const unsigned size = 1U << counts.log;
+  // The symbols in order, each as often as it has states; first in whole words, of which the next
+  // symbol takes back what is too much.
+  std::array<std::uint8_t, (1 << kMaxFseLog) + 8> in_order;
+  unsigned end = 0;
+  unsigned rare = size;  // the rare symbols take the last states
+  for (unsigned s = 0; s < counts.symbols; ++s) {
+    const int count = counts.of[s];
+    if (count < 0) {
+      --rare;
+      continue;
+    }
+    const std::uint64_t word = s * 0x0101'0101'0101'0101;
+    for (int i = 0; i < count; i += 8)
+      std::memcpy(&in_order[end + static_cast<unsigned>(i)], &word, 8);
+    end += static_cast<unsigned>(count);
+  }
   const unsigned step = size / 2 + size / 8 + 3;
-  unsigned end = size;  // the rare symbols fill the table from its end
-  for (unsigned s = 0; s < counts.symbols; ++s) {
-    if (counts.of[s] < 0) symbols[--end] = static_cast<std::uint8_t>(s);
-  }
   unsigned at = 0;
-  if (end == size) {
-    for (unsigned s = 0; s < counts.symbols; ++s) {
-      for (int i = 0; i < counts.of[s]; ++i) {
-        symbols[at] = static_cast<std::uint8_t>(s);
-        at = (at + step) & (size - 1);
-      }
-    }
-    return;
+  for (unsigned i = 0, state = 0; state < size; ++state) {
+    symbols[at] = in_order[i];
+    i += at < rare ? 1 : 0;
+    at = (at + step) & (size - 1);
   }
+  if (rare == size) return;
+  unsigned state = size;
   for (unsigned s = 0; s < counts.symbols; ++s) {
-    for (int i = 0; i < counts.of[s]; ++i) {
-      symbols[at] = static_cast<std::uint8_t>(s);
-      do {
-        at = (at + step) & (size - 1);
-      } while (at >= end);
-    }
+    if (counts.of[s] < 0) symbols[--state] = static_cast<std::uint8_t>(s);
   }
 }
 
@@ -133,12 +139,12 @@ Result<unsigned> ReadFseWeights(ByteSpan from, Weights& weights) {
   struct Cell {
     std::uint8_t symbol;
     std::uint8_t bits;
-    std::uint8_t base;
+    std::uint16_t base;
   };
   std::array<Cell, 1 << kWeightLog> cells;
   ForEachFseState(counts, [&](unsigned state, unsigned symbol, unsigned bits, unsigned base) {
     cells[state] = {static_cast<std::uint8_t>(symbol), static_cast<std::uint8_t>(bits),
-                    static_cast<std::uint8_t>(base)};
+                    static_cast<std::uint16_t>(base)};
   });
   BackwardBits bits;
   if (!bits.Open(from.subspan(head))) {
@@ -149,20 +155,23 @@ Result<unsigned> ReadFseWeights(ByteSpan from, Weights& weights) {
   Cell b = cells[bits.Take(counts.log)];
   if (bits.Left() < 0) return Fail(Code::kIncompatible, "Huffman table: the weights are truncated");
   unsigned count = 0;
-  const auto step = [&](Cell& cell) {
-    weights[count++] = cell.symbol;
-    cell = cells[cell.base + bits.Take(cell.bits)];
-  };
   while (bits.Left() >= 8 * kWeightLog && count + 8 < kMaxWeights) {
     bits.Refill();
     for (int i = 0; i < 4; ++i) {
-      step(a);
-      step(b);
+      weights[count++] = a.symbol;
+      weights[count++] = b.symbol;
+      const unsigned both = a.bits + b.bits;
+      const std::uint64_t next_a = bits.Peek(a.bits, a.bits);
+      const std::uint64_t next_b = bits.Peek(both, b.bits);
+      a = cells[a.base + next_a];
+      b = cells[b.base + next_b];
+      bits.Skip(both);
     }
   }
   while (count + 1 < kMaxWeights) {
     bits.Refill();
-    step(a);
+    weights[count++] = a.symbol;
+    a = cells[a.base + bits.Take(a.bits)];
     if (bits.Left() < 0) {
       weights[count++] = b.symbol;
       return count;
@@ -197,12 +206,11 @@ Result<std::size_t> HuffmanTable::Read(ByteSpan from) {
   }
 
   // A weight w > 0 stands for 2^(w-1) of the 2^log cells; the last symbol has those that are left.
-  std::array<unsigned, 16> of_weight = {};
-  for (unsigned s = 0; s < symbols; ++s) {
-    if (weights[s] > kMaxWeight) {
-      return Fail(Code::kCorrupt, fmt::format("Huffman table: weight {}", weights[s]));
-    }
-    ++of_weight[weights[s]];
+  std::array<unsigned, 256> of_weight = {};
+  for (unsigned s = 0; s < symbols; ++s) ++of_weight[weights[s]];
+  if (std::any_of(of_weight.begin() + kMaxWeight + 1, of_weight.end(),
+                  [](unsigned n) { return n > 0; })) {
+    return Fail(Code::kCorrupt, fmt::format("Huffman table: a weight above {}", kMaxWeight));
   }
   unsigned total = 0;
   for (unsigned w = 1; w <= kMaxWeight; ++w) total += of_weight[w] << (w - 1);
@@ -223,21 +231,25 @@ Result<std::size_t> HuffmanTable::Read(ByteSpan from) {
     return Fail(Code::kIncompatible, fmt::format("Huffman table: codes of {} bits", log));
   }
 
-  // Symbols by ascending weight share the cells in order.
-  const unsigned scale = kLog - log;
-  std::array<std::uint16_t*, 16> next = {};
-  std::uint16_t* cell = cells_.data();
-  for (unsigned w = 1; w <= log; ++w) {
-    next[w] = cell;
-    cell += static_cast<std::ptrdiff_t>(of_weight[w]) << (w - 1 + scale);
+  // Symbols by ascending weight, which is the order of their cells.
+  std::array<std::uint8_t, 256> sorted;
+  std::array<unsigned, kMaxWeight + 1> next;
+  unsigned sum = 0;
+  for (unsigned w = 0; w <= log; ++w) {
+    next[w] = sum;
+    sum += of_weight[w];
   }
-  for (unsigned s = 0; s < symbols; ++s) {
-    const unsigned w = weights[s];
-    if (w == 0) continue;
-    const std::ptrdiff_t size = std::ptrdiff_t{1} << (w - 1 + scale);
-    std::uint16_t* const at = next[w];
-    next[w] = at + size;
-    std::fill(at, at + size, static_cast<std::uint16_t>(s << 8 | (log + 1 - w)));
+  for (unsigned s = 0; s < symbols; ++s) sorted[next[weights[s]]++] = static_cast<std::uint8_t>(s);
+  std::uint16_t* cell = cells_.data();
+  for (unsigned w = 1, i = of_weight[0]; w <= log; ++w) {
+    const std::ptrdiff_t size = std::ptrdiff_t{1} << (w - 1 + kLog - log);
+    for (; i < next[w]; ++i) {
+      // Four cells at a time; those that are too much belong to what comes next, or are behind the
+      // table.
+      const std::uint64_t four = (unsigned{sorted[i]} << 8 | (log + 1 - w)) * 0x0001'0001'0001'0001;
+      for (std::ptrdiff_t k = 0; k < size; k += 4) std::memcpy(cell + k, &four, 8);
+      cell += size;
+    }
   }
   return 1 + bytes;
 }
@@ -275,6 +287,11 @@ class CodeStream {
   const std::byte* word_ = nullptr;
   std::uint64_t bits_ = 0;
 };
+
+// Not corrupt: some decoders do not mind.
+std::unexpected<base::Error> NoEndMark() {
+  return Fail(Code::kIncompatible, "Huffman stream: no end mark");
+}
 
 constexpr std::size_t kCodesPerRefill = 56 / HuffmanTable::kLog;
 
@@ -338,7 +355,7 @@ InStep* FindInStep() { return DecodeInStepPlain; }
 
 Status HuffmanTable::DecodeOne(ByteSpan stream, std::byte* out, std::size_t size) const {
   CodeStream codes;
-  if (!codes.Open(stream)) return Fail(Code::kCorrupt, "Huffman stream: no end mark");
+  if (!codes.Open(stream)) return NoEndMark();
   return DecodeRest(codes, cells_.data(), out, out + size);
 }
 
@@ -352,9 +369,7 @@ Status HuffmanTable::DecodeFour(ByteSpan streams, std::byte* out, std::size_t si
     const std::size_t left = streams.size() - at;
     const std::size_t bytes = i == 3 ? left : Load<std::uint16_t>(&streams[2 * i]);
     if (bytes > left) return Fail(Code::kCorrupt, "Huffman streams: truncated");
-    if (!codes[i].Open(streams.subspan(at, bytes))) {
-      return Fail(Code::kCorrupt, fmt::format("Huffman stream {}: no end mark", i + 1));
-    }
+    if (!codes[i].Open(streams.subspan(at, bytes))) return NoEndMark();
     at += bytes;
   }
   const std::size_t stride = (size + 3) / 4;

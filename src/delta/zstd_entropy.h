@@ -20,6 +20,8 @@ namespace syncline::delta {
 
 inline constexpr std::ptrdiff_t kBytesBefore = 16;
 
+constexpr std::uint64_t LowBits(unsigned n) { return (std::uint64_t{1} << n) - 1; }
+
 // Reads bits from the end of a stream. Refill before every 56 bits; check Overrun before every
 // Refill whose stream may have come to its end.
 class BackwardBits {
@@ -55,10 +57,12 @@ class BackwardBits {
     Skip(n);
     return value;
   }
+  // The next n bits, which stay; n <= 56.
+  std::uint64_t Next(unsigned n) const { return bits_ >> 1 >> (63 - n); }
   // The last n of the next `end` bits.
-  std::uint64_t Peek(unsigned end, unsigned n) const {
-    return (bits_ >> (-end & 63)) & ((std::uint64_t{1} << n) - 1);
-  }
+  std::uint64_t Peek(unsigned end, unsigned n) const { return bits_ >> (-end & 63) & LowBits(n); }
+  // The next bits from the highest on; below those that were taken or refilled they are anything.
+  std::uint64_t Raw() const { return bits_; }
   void Skip(unsigned n) {
     bits_ <<= n;
     count_ -= n;
@@ -121,7 +125,7 @@ class HuffmanTable {
 
  private:
   // By the next kLog bits: length of the code, and its symbol times 256.
-  std::array<std::uint16_t, 1 << kLog> cells_;
+  std::array<std::uint16_t, (1 << kLog) + 3> cells_;
 };
 
 }  // namespace syncline::delta

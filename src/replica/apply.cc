@@ -1,14 +1,16 @@
-// 1. Stage: read each frame, read the tensor it belongs to, patch it block by block in memory, hash
-// the result, and log what changes (old and new
-//    values). The replica is only read.
-// 2. Verify: every hash must be the published one, else nothing happened.
-// 3. Withdraw the marker. From here on a process that dies before the new one leaves none, and the
-// next pull seeds again.
-// 4. Commit: write the logged changes into the files, then the head, then the new marker. On a
-// failure write the old values back and publish the old
-//    marker.
+// 1. Read: decode every frame into change records. The replica is not touched; a damaged frame ends
+// it here.
+// 2. Withdraw the marker. From here on a process that dies before the new one stands leaves none,
+// and the next pull seeds again.
+// 3. Patch: each tensor is patched in memory and hashed; only if that is the published hash it is
+// written. Small tensors are written at once, large ones
+//    when all tensors are known to be right.
+// 4. Write the head, publish the marker.
+// If anything goes wrong in 3 or 4, the tensors that were written go back to their old bytes by the
+// same records, and the old marker is published.
 //
-// Invariant: while a marker stands, the files are exactly that version.
+// Invariants: while a marker stands, the files are exactly that version. No tensor is written
+// before its hash was right.
 #include "replica/apply.h"
 
 #include <fmt/format.h>
@@ -18,10 +20,12 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <vector>
 
 #include "delta/patch.h"
 #include "replica/change_log.h"
+#include "replica/tensor_patcher.h"
 
 namespace syncline::replica {
 namespace {
@@ -29,12 +33,10 @@ namespace {
 using base::Code;
 using base::Fail;
 using base::FileSystem;
-using base::MutableByteSpan;
 using base::Result;
 using base::Status;
 using checkpoint::Checkpoint;
 using checkpoint::CheckpointTensor;
-using delta::Direction;
 using store::DeltaTensor;
 using store::Version;
 
@@ -49,7 +51,7 @@ class Applier {
       : files_(files),
         checkpoint_(checkpoint),
         version_(version),
-        log_(files, state.Path("changes.tmp"), kLogMemoryBytes) {}
+        log_(files, state.Path("changes.tmp"), kLogMemoryBytes, version.tensors.size()) {}
 
   Status Open() {
     for (const std::string& name : version_.files) {
@@ -59,7 +61,12 @@ class Applier {
       counts_.bytes_read += info.size;
       frames_.push_back(std::move(file));
     }
-    for (const DeltaTensor& delta : version_.tensors) {
+    for (std::size_t i = 0; i < checkpoint_.files().size(); ++i) {
+      SYNCLINE_ASSIGN(auto file, files_.Open(checkpoint_.FilePath(i), base::OpenMode::kReadWrite));
+      weights_.push_back(std::move(file));
+    }
+    for (std::size_t i = 0; i < version_.tensors.size(); ++i) {
+      const DeltaTensor& delta = version_.tensors[i];
       const CheckpointTensor* target = checkpoint_.Find(delta.name);
       if (target == nullptr) {
         return Fail(Code::kInvalidArgument,
@@ -67,107 +74,106 @@ class Applier {
                                 version_.files[delta.file], checkpoint_.directory()));
       }
       targets_.push_back(target);
+      patchers_.emplace_back(*weights_[target->file], *target, log_, i);
       total_bytes_ += target->bytes;
     }
-    for (std::size_t i = 0; i < checkpoint_.files().size(); ++i) {
-      SYNCLINE_ASSIGN(auto file, files_.Open(checkpoint_.FilePath(i), base::OpenMode::kReadWrite));
-      weights_.push_back(std::move(file));
-    }
+    order_.resize(targets_.size());
+    std::iota(order_.begin(), order_.end(), 0);
+    std::ranges::stable_sort(order_, std::ranges::greater(),
+                             [&](std::size_t i) { return targets_[i]->bytes; });
     return {};
   }
 
-  // Steps 1 and 2.
-  Status Stage(base::ThreadPool& pool, base::Progress& progress, const base::CancelToken* cancel) {
-    std::vector<std::size_t> order(targets_.size());
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::ranges::stable_sort(order, std::ranges::greater(),
-                             [&](std::size_t i) { return targets_[i]->bytes; });
-    progress.Begin("check", total_bytes_);
-    SYNCLINE_TRY(pool.ParallelFor(
-        order.size(),
-        [&](std::size_t i) -> Status {
-          const std::size_t tensor = order[i];
-          Status status = StageTensor(tensor, progress);
-          if (status) return status;
-          return Annotate(std::move(status).error(),
-                          fmt::format("{}: tensor {}",
-                                      base::JoinPath(version_.directory,
-                                                     version_.files[version_.tensors[tensor].file]),
-                                      version_.tensors[tensor].name));
-        },
-        cancel));
-    if (wrong_.empty()) return {};
-    std::ranges::sort(wrong_);
-    return Fail(Code::kChecksumMismatch, fmt::format("checksum mismatch for {} tensors: {}",
-                                                     wrong_.size(), fmt::join(wrong_, ", ")));
-  }
-
-  // Step 4. Whole segments in parallel; a segment lies in one tensor.
-  Status Write(Direction direction, base::ThreadPool& pool) {
-    return pool.ParallelFor(log_.segment_count(), [&](std::size_t i) -> Status {
-      const CheckpointTensor& target = *targets_[log_.tensor(i)];
-      std::vector<std::byte> from_file;
-      SYNCLINE_ASSIGN(base::ByteSpan records, log_.Read(i, from_file));
-      std::vector<std::byte> block(delta::kBlockBytes);
-      while (!records.empty()) {
-        SYNCLINE_ASSIGN(const auto record, delta::BlockRecord::Read(records));
-        records = records.subspan(record.record_bytes());
-        const std::uint64_t offset = target.offset + record.offset() + record.first_byte();
-        const std::size_t size = record.end_byte() - record.first_byte();
-        base::File& file = *weights_[target.file];
-        const MutableByteSpan bytes = std::span(block).first(size);
-        SYNCLINE_TRY(base::ReadExactly(file, bytes, offset));
-        record.Apply(direction, bytes);
-        SYNCLINE_TRY(file.WriteAt(bytes, offset));
-      }
+  // Step 1.
+  Status Read(base::ThreadPool& pool, base::Progress& progress, const base::CancelToken* cancel) {
+    progress.Begin("read", total_bytes_);
+    return ForEachTensor(pool, cancel, [&](std::size_t i) -> Status {
+      SYNCLINE_TRY(ReadFrame(i));
+      progress.Add(targets_[i]->bytes);
       return {};
     });
   }
 
+  // Step 3. Cannot be cancelled: it is over sooner than it could be undone.
+  Status Patch(base::ThreadPool& pool, base::Progress& progress) {
+    progress.Begin("apply", total_bytes_);
+    std::atomic<bool> wrong = false;
+    SYNCLINE_TRY(ForEachTensor(pool, nullptr, [&](std::size_t i) -> Status {
+      // After the first wrong hash the others are only checked, so that all wrong ones can be
+      // named.
+      SYNCLINE_ASSIGN(const bool right, patchers_[i].Check(version_.delta->checksum,
+                                                           version_.tensors[i].hash, !wrong));
+      progress.Add(targets_[i]->bytes);
+      if (right) return {};
+      wrong = true;
+      const std::scoped_lock lock(mutex_);
+      wrong_.push_back(version_.tensors[i].name);
+      return {};
+    }));
+    if (!wrong_.empty()) {
+      std::ranges::sort(wrong_);
+      return Fail(Code::kChecksumMismatch, fmt::format("checksum mismatch for {} tensors: {}",
+                                                       wrong_.size(), fmt::join(wrong_, ", ")));
+    }
+    return ForEachTensor(pool, nullptr, [&](std::size_t i) { return patchers_[i].Write(); });
+  }
+
+  Status Undo(base::ThreadPool& pool) {
+    for (const TensorPatcher& patcher : patchers_) {
+      if (patcher.lost()) return Fail(Code::kIo, "neither its new nor its old bytes were written");
+    }
+    return ForEachTensor(pool, nullptr, [&](std::size_t i) { return patchers_[i].Undo(); });
+  }
+
   const ApplyCounts& counts() {
     counts_.tensors_changed = version_.tensors.size();
-    counts_.elements_changed = elements_changed_;
+    for (const TensorPatcher& patcher : patchers_) {
+      counts_.elements_changed += patcher.elements_changed();
+    }
     return counts_;
   }
 
  private:
-  Status StageTensor(std::size_t index, base::Progress& progress) {
+  // In parallel, largest first. Errors name the tensor and the file that its frame is in.
+  template <typename Body>
+  Status ForEachTensor(base::ThreadPool& pool, const base::CancelToken* cancel, const Body& body) {
+    return pool.ParallelFor(
+        order_.size(),
+        [&](std::size_t i) -> Status {
+          Status status = body(order_[i]);
+          if (status) return status;
+          const DeltaTensor& delta = version_.tensors[order_[i]];
+          return Annotate(
+              std::move(status).error(),
+              fmt::format("{}: tensor {}",
+                          base::JoinPath(version_.directory, version_.files[delta.file]),
+                          delta.name));
+        },
+        cancel);
+  }
+
+  Status ReadFrame(std::size_t index) {
     const DeltaTensor& delta = version_.tensors[index];
     const CheckpointTensor& target = *targets_[index];
-    base::File& file = *weights_[target.file];
     // Frames that take much memory are handled one at a time.
     std::unique_lock<std::mutex> alone;
     if (delta.bytes > kLargeFrameBytes) alone = std::unique_lock(large_frame_);
     std::vector<std::byte> frame(delta.bytes);
     SYNCLINE_TRY(base::ReadExactly(*frames_[delta.file], frame, delta.offset));
     SYNCLINE_ASSIGN(const auto patch,
-                    delta::OpenPatch(version_.delta->encoding, frame, target.bytes));
-    const auto hasher = tensor::MakeHasher(version_.delta->checksum);
-    delta::BlockChanges changes(UnitBytes(target.dtype));
-    std::vector<std::byte> buffer(delta::kBlockBytes);
+                    delta::OpenPatch(version_.delta->encoding, frame, target.bytes, target.dtype));
+    delta::BlockPatch block = patch->MakeBlock();
     std::vector<std::byte> records;
-    std::uint64_t elements = 0;
     for (std::uint64_t at = 0; at < target.bytes; at += delta::kBlockBytes) {
-      const MutableByteSpan block =
-          std::span(buffer).first(std::min<std::uint64_t>(delta::kBlockBytes, target.bytes - at));
-      SYNCLINE_TRY(base::ReadExactly(file, block, target.offset + at));
-      changes.Clear();
-      SYNCLINE_TRY(patch->ApplyNext(block, changes));
-      hasher->Update(block);
-      elements += changes.CountElements(UnitsPerElement(target.dtype));
-      changes.AppendRecord(at, block, records);
+      const std::size_t size = std::min<std::uint64_t>(delta::kBlockBytes, target.bytes - at);
+      SYNCLINE_TRY(patch->Next(size, block));
+      block.AppendRecord(at, size, records);
       if (records.size() >= kSegmentBytes) {
         SYNCLINE_TRY(log_.Append(index, std::exchange(records, {})));
       }
     }
     SYNCLINE_TRY(patch->Finish());
-    SYNCLINE_TRY(log_.Append(index, std::move(records)));
-    elements_changed_ += elements;
-    progress.Add(target.bytes);
-    if (hasher->Hex() == delta.hash) return {};
-    const std::scoped_lock lock(mutex_);
-    wrong_.push_back(delta.name);
-    return {};
+    return log_.Append(index, std::move(records));
   }
 
   FileSystem& files_;
@@ -177,27 +183,28 @@ class Applier {
   std::vector<std::unique_ptr<base::File>> frames_;   // files of the version
   std::vector<std::unique_ptr<base::File>> weights_;  // files of the replica
   std::vector<const CheckpointTensor*> targets_;      // of each delta tensor
+  std::vector<TensorPatcher> patchers_;               // of each delta tensor
+  std::vector<std::size_t> order_;                    // of the delta tensors, largest first
   std::uint64_t total_bytes_ = 0;
   ApplyCounts counts_;
-  std::atomic<std::uint64_t> elements_changed_ = 0;
   std::mutex large_frame_;
   std::mutex mutex_;
   std::vector<std::string> wrong_;  // guarded by mutex_
 };
 
-// Step 4 went wrong: back to the old bytes and the old marker.
+// Step 3 or 4 went wrong: back to the old bytes and the old marker.
 std::unexpected<base::Error> PutBack(Applier& applier, const ReplicaState& state,
                                      std::uint64_t old_version, base::Error error,
                                      base::ThreadPool& pool) {
-  const Status back = applier.Write(Direction::kBack, pool);
+  const Status back = applier.Undo(pool);
   const Status marker = back ? state.PublishMarker(old_version) : back;
   if (marker) {
-    return Annotate(std::move(error),
-                    fmt::format("the replica was put back to version {}", old_version));
+    return Fail(error.code, fmt::format("{} (the replica was put back to version {})",
+                                        error.message, old_version));
   }
   return Fail(Code::kIo,
-              fmt::format("{}; putting version {} back failed too ({}): the replica must "
-                          "be seeded again, which the next pull does",
+              fmt::format("{}; putting version {} back failed too ({}): the replica must be seeded "
+                          "again, which the next pull does",
                           error.message, old_version, marker.error().message));
 }
 
@@ -212,7 +219,7 @@ Result<ApplyCounts> ApplyVersion(FileSystem& files, const ReplicaState& state,
   };
   Applier applier(files, state, checkpoint, version);
   if (Status status = applier.Open(); !status) return annotate(std::move(status).error());
-  if (Status status = applier.Stage(pool, progress, cancel); !status) {
+  if (Status status = applier.Read(pool, progress, cancel); !status) {
     return annotate(std::move(status).error());
   }
   Head next = head;
@@ -223,7 +230,7 @@ Result<ApplyCounts> ApplyVersion(FileSystem& files, const ReplicaState& state,
   }
   SYNCLINE_TRY(state.WithdrawMarker());
   const auto commit = [&]() -> Status {
-    SYNCLINE_TRY(applier.Write(Direction::kForward, pool));
+    SYNCLINE_TRY(applier.Patch(pool, progress));
     SYNCLINE_TRY(state.WriteHead(next));
     return state.PublishMarker(version.number);
   };

@@ -4,11 +4,16 @@
 
 namespace syncline::replica {
 
+using base::MutableByteSpan;
 using base::Result;
 using base::Status;
 
-ChangeLog::ChangeLog(base::FileSystem& files, std::string spill_path, std::uint64_t memory_bytes)
-    : files_(files), spill_path_(std::move(spill_path)), memory_left_(memory_bytes) {}
+ChangeLog::ChangeLog(base::FileSystem& files, std::string spill_path, std::uint64_t memory_bytes,
+                     std::size_t tensors)
+    : files_(files),
+      spill_path_(std::move(spill_path)),
+      memory_left_(static_cast<std::int64_t>(memory_bytes)),
+      segments_(tensors) {}
 
 ChangeLog::~ChangeLog() {
   if (spill_ != nullptr) (void)files_.Remove(spill_path_);
@@ -16,29 +21,39 @@ ChangeLog::~ChangeLog() {
 
 Status ChangeLog::Append(std::size_t tensor, std::vector<std::byte> records) {
   if (records.empty()) return {};
-  const std::scoped_lock lock(mutex_);
-  Segment segment{.tensor = tensor, .memory = {}, .offset = 0, .bytes = records.size()};
-  if (records.size() <= memory_left_) {
-    memory_left_ -= records.size();
+  Segment segment{.bytes = records.size()};
+  const auto size = static_cast<std::int64_t>(records.capacity());
+  if (memory_left_.fetch_sub(size) >= size) {
     segment.memory = std::move(records);
   } else {
-    if (spill_ == nullptr) {
-      SYNCLINE_ASSIGN(spill_, files_.Open(spill_path_, base::OpenMode::kCreate));
+    memory_left_.fetch_add(size);
+    {
+      const std::scoped_lock lock(mutex_);
+      if (spill_ == nullptr) {
+        SYNCLINE_ASSIGN(spill_, files_.Open(spill_path_, base::OpenMode::kCreate));
+      }
+      segment.offset = spilled_;
+      spilled_ += records.size();
     }
-    SYNCLINE_TRY(spill_->WriteAt(records, spilled_));
-    segment.offset = spilled_;
-    spilled_ += records.size();
+    SYNCLINE_TRY(spill_->WriteAt(records, segment.offset));
   }
-  segments_.push_back(std::move(segment));
+  segments_[tensor].push_back(std::move(segment));
   return {};
 }
 
-Result<base::ByteSpan> ChangeLog::Read(std::size_t index, std::vector<std::byte>& scratch) const {
-  const Segment& segment = segments_[index];
-  if (!segment.memory.empty()) return base::ByteSpan(segment.memory);
+Result<MutableByteSpan> ChangeLog::Read(std::size_t tensor, std::size_t index,
+                                        std::vector<std::byte>& scratch) {
+  Segment& segment = segments_[tensor][index];
+  if (!segment.memory.empty()) return MutableByteSpan(segment.memory);
   scratch.resize(segment.bytes);
   SYNCLINE_TRY(base::ReadExactly(*spill_, scratch, segment.offset));
-  return base::ByteSpan(scratch);
+  return MutableByteSpan(scratch);
+}
+
+Status ChangeLog::Keep(std::size_t tensor, std::size_t index, base::ByteSpan records) {
+  const Segment& segment = segments_[tensor][index];
+  if (!segment.memory.empty()) return {};
+  return spill_->WriteAt(records, segment.offset);
 }
 
 }  // namespace syncline::replica

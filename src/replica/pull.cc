@@ -69,7 +69,7 @@ class Puller {
     SYNCLINE_ASSIGN(versions_, store::ListVersions(files_, store_));
     SYNCLINE_ASSIGN(const std::uint64_t target, ChooseTarget());
     SYNCLINE_TRY(PrepareDirectory());
-    SYNCLINE_ASSIGN(const auto lock, state_.Lock(base::LockMode::kExclusive));
+    SYNCLINE_ASSIGN(const auto lock, state_.Lock(base::LockMode::kExclusive, options_.cancel));
     SYNCLINE_TRY(LookAtReplica());
     report_.from_version = held_;
     report_.version = target;

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "base/json.h"
@@ -15,6 +17,8 @@ using base::Json;
 using base::Result;
 using base::Status;
 
+// How often a taken lock is tried again: flock(2) itself cannot be cancelled.
+constexpr std::chrono::milliseconds kLockInterval{20};
 constexpr std::string_view kFolder = ".weight_sync";
 constexpr std::string_view kMarker = "state.json";
 constexpr std::string_view kHead = "syncline.json";
@@ -90,8 +94,15 @@ Result<bool> ReplicaState::IsReplica() const {
   return base::Exists(files_, base::JoinPath(directory_, kFolder));
 }
 
-Result<std::unique_ptr<base::FileLock>> ReplicaState::Lock(base::LockMode mode) const {
-  return files_.Lock(Path("lock"), mode, true);
+Result<std::unique_ptr<base::FileLock>> ReplicaState::Lock(base::LockMode mode,
+                                                           const base::CancelToken* cancel) const {
+  if (cancel == nullptr) return files_.Lock(Path("lock"), mode, true);
+  while (true) {
+    auto lock = files_.Lock(Path("lock"), mode, false);
+    if (lock || lock.error().code != Code::kLocked) return lock;
+    SYNCLINE_TRY(cancel->Check());
+    std::this_thread::sleep_for(kLockInterval);
+  }
 }
 
 Result<std::optional<std::uint64_t>> ReplicaState::ReadMarker() const {

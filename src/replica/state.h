@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "base/cancel.h"
 #include "base/file.h"
 #include "tensor/hash.h"
 
@@ -42,7 +43,9 @@ class ReplicaState {
 
   // Is there a .weight_sync folder?
   base::Result<bool> IsReplica() const;
-  base::Result<std::unique_ptr<base::FileLock>> Lock(base::LockMode mode) const;
+  // Waits for it until `cancel` is set.
+  base::Result<std::unique_ptr<base::FileLock>> Lock(base::LockMode mode,
+                                                     const base::CancelToken* cancel) const;
 
   // Nothing: no whole version is here. A marker that cannot be read counts as none.
   base::Result<std::optional<std::uint64_t>> ReadMarker() const;

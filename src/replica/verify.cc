@@ -123,7 +123,7 @@ class Verifier {
   Status VerifyReplica() {
     report_.kind = VerifyReport::Kind::kReplica;
     const ReplicaState state(files_, path_);
-    SYNCLINE_ASSIGN(const auto lock, state.Lock(base::LockMode::kShared));
+    SYNCLINE_ASSIGN(const auto lock, state.Lock(base::LockMode::kShared, options_.cancel));
     SYNCLINE_ASSIGN(const std::optional<std::uint64_t> version, state.ReadMarker());
     if (!version) {
       return Fail(

@@ -86,14 +86,18 @@ class PublisherTest : public testing::TestWithParam<delta::Encoding> {
       std::vector<std::byte> frame(found->bytes);
       ASSERT_OK(base::ReadExactly(*file, frame, found->offset));
       std::vector<std::byte> bytes = old_bytes[i];
-      ASSERT_OK_AND_ASSIGN(const auto patch,
-                           delta::OpenPatch(version.delta->encoding, frame, bytes.size()));
-      delta::BlockChanges changes(UnitBytes(views[i].dtype));
+      ASSERT_OK_AND_ASSIGN(const auto patch, delta::OpenPatch(version.delta->encoding, frame,
+                                                              bytes.size(), views[i].dtype));
+      delta::BlockPatch block = patch->MakeBlock();
+      std::vector<std::byte> records;
       for (std::size_t at = 0; at < bytes.size(); at += delta::kBlockBytes) {
-        changes.Clear();
-        ASSERT_OK(patch->ApplyNext(
-            std::span(bytes).subspan(at, std::min(delta::kBlockBytes, bytes.size() - at)),
-            changes));
+        const std::size_t size = std::min(delta::kBlockBytes, bytes.size() - at);
+        ASSERT_OK(patch->Next(size, block));
+        records.clear();
+        block.AppendRecord(at, size, records);
+        if (records.empty()) continue;
+        ASSERT_OK_AND_ASSIGN(const auto record, delta::BlockRecord::Read(records));
+        record.Apply(std::span(bytes).subspan(record.begin(), record.end() - record.begin()));
       }
       ASSERT_OK(patch->Finish());
       EXPECT_TRUE(std::ranges::equal(bytes, views[i].bytes)) << views[i].name;

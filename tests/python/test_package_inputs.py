@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,14 +146,17 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "F8_E4M3", "BOOL", "C64"])
-@pytest.mark.parametrize("kind", ["numpy", "torch", "dlpack"])
-@pytest.mark.parametrize("view", [*VIEWS, "expanded", "reversed"])
+@pytest.mark.parametrize(
+    ("view", "kind"),
+    [
+        *itertools.product([*VIEWS, "expanded"], ["numpy", "torch", "dlpack"]),
+        ("reversed", "numpy"),  # the others have no negative strides
+    ],
+)
 def test_br_40_views_are_packed(
     store: Path, replica: Path, rng: np.random.Generator, view: str, kind: str, dtype: str
 ) -> None:
     """BR-40: what arrives equals the packed copy, in the full version and in the delta."""
-    if view == "reversed" and kind != "numpy":
-        pytest.skip("only numpy has negative strides")
     width = np.dtype(NUMPY_TYPES[dtype]).itemsize
 
     def make(data: np.ndarray) -> tuple[Any, np.ndarray]:
@@ -180,6 +184,7 @@ def test_br_40_views_are_packed(
             assert read_checkpoint(replica) == {"w": Tensor(dtype, wanted.shape, packed)}
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
 def test_peculiar_numpy_arrays(store: Path, replica: Path, tmp_path: Path) -> None:
     plain = np.arange(24, dtype=np.float32).reshape(4, 6)
     frozen = plain.copy()
@@ -246,11 +251,11 @@ def test_model_parameters(store: Path, replica: Path) -> None:
 
 REFUSED = {
     "complex128": np.zeros(2, np.complex128),
-    "longdouble": np.zeros(2, np.longdouble),
+    "float128": np.zeros(2, np.longdouble),
     "object": np.array([None]),
-    "str": np.array(["text"]),
+    "<U4": np.array(["text"]),
     "datetime64": np.zeros(2, "M8[s]"),
-    "void": np.zeros(2, [("a", "f4")]),
+    "'<f4'": np.zeros(2, [("a", "f4")]),
     "float4": np.zeros(2, ml_dtypes.float4_e2m1fn),  # one element a byte: not what F4 is on disk
     "float6": np.zeros(2, ml_dtypes.float6_e2m3fn),
     "int4": np.zeros(2, ml_dtypes.int4),

@@ -6,6 +6,7 @@ end before the signal comes, the child waits for it, so that the outcome is the 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -30,12 +31,18 @@ PROLOGUE = """
         result[step::97] ^= 1 << 20
         return {"w": result}
 
-    def interrupt_when(path):
+    def interrupt_when(begun):
         def watch():
-            while not path.exists():
+            while not begun():
                 pass
             os.kill(os.getpid(), signal.SIGINT)
         threading.Thread(target=watch).start()
+
+    def applied_one():
+        try:
+            return "000000" not in (replica / ".weight_sync" / "state.json").read_text()
+        except FileNotFoundError:  # withdrawn while a delta is applied
+            return False
 
     def wait():
         while True:
@@ -67,7 +74,7 @@ def test_pull(store: Path, replica: Path) -> None:
         publisher.publish(None, {"w": weights(0)})
     lines = run(
         """
-        interrupt_when(replica / ".weight_sync" / "incoming")
+        interrupt_when((replica / ".weight_sync" / "incoming").exists)
         try:
             syncline.pull(store, replica)
             wait()
@@ -80,7 +87,7 @@ def test_pull(store: Path, replica: Path) -> None:
     assert lines == ["interrupted"]
     report = syncline.pull(store, replica)
     assert report.from_version in (None, 0)
-    assert syncline.verify(replica).versions == (0,)
+    assert syncline.verify(replica).versions == [0]
     assert np.array_equal(syncline.open_checkpoint(replica)["w"].numpy(), weights(0))
 
 
@@ -91,7 +98,7 @@ def test_pull_of_a_chain(store: Path, replica: Path) -> None:
     syncline.pull(store, replica, version=0)
     run(
         """
-        interrupt_when(replica / ".weight_sync" / "changes.tmp")
+        interrupt_when(applied_one)
         try:
             syncline.pull(store, replica)
             wait()
@@ -115,7 +122,7 @@ def test_publish(store: Path, replica: Path) -> None:
         """
         publisher = syncline.Publisher(store, durable=False)
         publisher.publish(None, weights(0))
-        interrupt_when(store / ".syncline" / "staging" / "weight_v000001")
+        interrupt_when((store / ".syncline" / "staging" / "weight_v000001").exists)
         try:
             publisher.publish(None, weights(1))
             wait()
@@ -150,13 +157,13 @@ def test_a_handler_of_the_program_itself(store: Path, replica: Path) -> None:
 
         calls = []
         signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
-        interrupt_when(replica / ".weight_sync" / "incoming")
+        interrupt_when((replica / ".weight_sync" / "incoming").exists)
         print(syncline.pull(store, replica).version)
         while not calls:
             time.sleep(0.01)
         signal.signal(signal.SIGINT, stop)
         second = replica.with_name("second")
-        interrupt_when(second / ".weight_sync" / "incoming")
+        interrupt_when((second / ".weight_sync" / "incoming").exists)
         try:
             syncline.pull(store, second)
             wait()
@@ -167,7 +174,7 @@ def test_a_handler_of_the_program_itself(store: Path, replica: Path) -> None:
         replica,
     )
     assert lines == ["0", "stopped"]
-    assert syncline.verify(replica).versions == (0,)
+    assert syncline.verify(replica).versions == [0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -182,3 +189,26 @@ def test_a_killed_pull(store: Path, replica: Path, number: signal.Signals) -> No
     child.wait(60)
     syncline.pull(store, replica)
     assert np.array_equal(syncline.open_checkpoint(replica)["w"].numpy(), weights(0))
+
+
+def test_a_pull_that_waits_for_the_lock(store: Path, replica: Path) -> None:
+    with syncline.Publisher(store) as publisher:
+        publisher.publish(None, {"w": np.zeros(10)})
+    syncline.pull(store, replica)
+    with (replica / ".weight_sync" / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lines = run(
+            """
+            for call in (lambda: syncline.pull(store, replica), lambda: syncline.verify(replica)):
+                try:
+                    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+                    call()
+                    wait()
+                except KeyboardInterrupt:
+                    print("interrupted")
+            """,
+            store,
+            replica,
+        )
+    assert lines == ["interrupted", "interrupted"]
+    assert syncline.verify(replica).versions == [0]

@@ -1,0 +1,170 @@
+// A record exchanges old and new values, so the same walk over the records goes forwards and back.
+// A failed write is followed by writing the old bytes of the same range, which the walk still has
+// in memory; a walk that fails later goes back over what it has done. Thus the unit of failure is
+// the tensor.
+#include "replica/tensor_patcher.h"
+
+#include <algorithm>
+
+#include "delta/block_patch.h"
+
+namespace syncline::replica {
+namespace {
+
+using base::MutableByteSpan;
+using base::Result;
+using base::Status;
+using delta::BlockRecord;
+
+// Calls visit(record) for each record; stops at an error.
+template <typename Visit>
+Status ForEachRecord(MutableByteSpan records, const Visit& visit) {
+  while (!records.empty()) {
+    SYNCLINE_ASSIGN(BlockRecord record, BlockRecord::Read(records));
+    SYNCLINE_TRY(visit(record));
+    records = records.subspan(record.record_bytes());
+  }
+  return {};
+}
+
+MutableByteSpan Part(MutableByteSpan image, const BlockRecord& record) {
+  return image.subspan(record.begin(), record.end() - record.begin());
+}
+
+}  // namespace
+
+std::uint64_t TensorPatcher::element_bytes() const {
+  return std::max<std::uint64_t>(Bits(tensor_.dtype) / 8, 1);
+}
+
+Result<bool> TensorPatcher::Check(tensor::HashKind kind, const std::string& expected, bool write) {
+  return tensor_.bytes <= kWholeBytes ? CheckWhole(kind, expected, write)
+                                      : CheckStream(kind, expected);
+}
+
+Result<bool> TensorPatcher::CheckWhole(tensor::HashKind kind, const std::string& expected,
+                                       bool write) {
+  std::vector<std::byte> image(tensor_.bytes);
+  SYNCLINE_TRY(base::ReadExactly(file_, image, tensor_.offset));
+  std::uint64_t begin = tensor_.bytes;
+  std::uint64_t end = 0;
+  const auto exchange = [&]() -> Status {
+    elements_changed_ = 0;
+    std::vector<std::byte> scratch;
+    for (std::size_t i = 0; i < log_.segment_count(index_); ++i) {
+      SYNCLINE_ASSIGN(const MutableByteSpan records, log_.Read(index_, i, scratch));
+      SYNCLINE_TRY(ForEachRecord(records, [&](BlockRecord& record) -> Status {
+        elements_changed_ += record.Exchange(Part(image, record), element_bytes());
+        begin = std::min(begin, record.begin());
+        end = std::max(end, record.end());
+        return {};
+      }));
+      SYNCLINE_TRY(log_.Keep(index_, i, records));
+    }
+    return {};
+  };
+  SYNCLINE_TRY(exchange());
+  if (tensor::HashHex(kind, image) != expected) return false;
+  if (!write || end == 0) return true;
+  const auto range = std::span(image).subspan(begin, end - begin);
+  Status status = file_.WriteAt(range, tensor_.offset + begin);
+  if (!status) {
+    const Status back = exchange();
+    lost_ = !back || !file_.WriteAt(range, tensor_.offset + begin);
+    return std::unexpected(std::move(status).error());
+  }
+  written_ = true;
+  return true;
+}
+
+Result<bool> TensorPatcher::CheckStream(tensor::HashKind kind, const std::string& expected) {
+  const auto hasher = tensor::MakeHasher(kind);
+  std::vector<std::byte> buffer(delta::kBlockBytes);
+  std::vector<std::byte> scratch;
+  std::uint64_t done = 0;  // bytes of the tensor that were hashed
+  const auto hash_block = [&](const BlockRecord* record) -> Status {
+    const MutableByteSpan block =
+        std::span(buffer).first(std::min<std::uint64_t>(delta::kBlockBytes, tensor_.bytes - done));
+    SYNCLINE_TRY(base::ReadExactly(file_, block, tensor_.offset + done));
+    if (record != nullptr) {
+      record->Apply(block.subspan(record->begin() - done, record->end() - record->begin()));
+    }
+    hasher->Update(block);
+    done += block.size();
+    return {};
+  };
+  for (std::size_t i = 0; i < log_.segment_count(index_); ++i) {
+    SYNCLINE_ASSIGN(const MutableByteSpan records, log_.Read(index_, i, scratch));
+    SYNCLINE_TRY(ForEachRecord(records, [&](const BlockRecord& record) -> Status {
+      while (done + delta::kBlockBytes <= record.begin()) SYNCLINE_TRY(hash_block(nullptr));
+      return hash_block(&record);
+    }));
+  }
+  while (done < tensor_.bytes) SYNCLINE_TRY(hash_block(nullptr));
+  return hasher->Hex() == expected;
+}
+
+Status TensorPatcher::WriteOrRestore(base::ByteSpan new_bytes, base::ByteSpan old_bytes,
+                                     std::uint64_t offset) {
+  Status status = file_.WriteAt(new_bytes, offset);
+  if (!status) lost_ = !file_.WriteAt(old_bytes, offset);
+  return status;
+}
+
+// Reads, exchanges and writes the blocks of one segment; on an error the segment is as it was.
+Status TensorPatcher::ExchangeSegment(std::size_t segment) {
+  std::vector<std::byte> scratch;
+  SYNCLINE_ASSIGN(const MutableByteSpan records, log_.Read(index_, segment, scratch));
+  std::vector<std::byte> new_buffer(delta::kBlockBytes);
+  std::vector<std::byte> old_buffer(delta::kBlockBytes);
+  std::size_t exchanged = 0;  // bytes of the records that were carried out
+  const auto exchange = [&](BlockRecord& record) -> Status {
+    const std::size_t size = record.end() - record.begin();
+    const std::uint64_t offset = tensor_.offset + record.begin();
+    const MutableByteSpan old_bytes = std::span(old_buffer).first(size);
+    const MutableByteSpan new_bytes = std::span(new_buffer).first(size);
+    SYNCLINE_TRY(base::ReadExactly(file_, old_bytes, offset));
+    std::ranges::copy(old_bytes, new_bytes.begin());
+    const std::uint64_t elements = record.Exchange(new_bytes, element_bytes());
+    if (Status status = WriteOrRestore(new_bytes, old_bytes, offset); !status) {
+      record.Exchange(new_bytes, element_bytes());
+      return status;
+    }
+    elements_changed_ += elements;
+    exchanged += record.record_bytes();
+    return {};
+  };
+  Status status = ForEachRecord(records, exchange);
+  if (status) status = log_.Keep(index_, segment, records);
+  if (status || lost_) return status;
+  // Back over what was done.
+  if (!ForEachRecord(records.first(exchanged), exchange)) lost_ = true;
+  return status;
+}
+
+Status TensorPatcher::ExchangeBlocks() {
+  elements_changed_ = 0;
+  for (std::size_t i = 0; i < log_.segment_count(index_); ++i) {
+    Status status = ExchangeSegment(i);
+    if (status) continue;
+    for (std::size_t k = 0; k < i && !lost_; ++k) lost_ = !ExchangeSegment(k);
+    return status;
+  }
+  return {};
+}
+
+Status TensorPatcher::Write() {
+  if (written_) return {};
+  SYNCLINE_TRY(ExchangeBlocks());
+  written_ = true;
+  return {};
+}
+
+Status TensorPatcher::Undo() {
+  if (!written_) return {};
+  SYNCLINE_TRY(ExchangeBlocks());
+  written_ = false;
+  return {};
+}
+
+}  // namespace syncline::replica
