@@ -108,8 +108,12 @@ class Publisher {
                                                     .threads = threads}};
     publisher_ = Call([&](const CancelToken& cancel) -> Result<std::unique_ptr<store::Publisher>> {
       options.cancel = &cancel;
-      const std::string& companions = options.publisher.companions_from;
-      if (!companions.empty()) SYNCLINE_TRY(CheckDirectory(companions));
+      std::string& companions = options.publisher.companions_from;
+      if (!companions.empty()) {
+        SYNCLINE_TRY(CheckDirectory(companions));
+      } else if (CheckDirectory(options.base)) {
+        companions = options.base;
+      }
       SYNCLINE_ASSIGN(store::Publisher publisher,
                       replica::ResumePublisher(FileSystem::Posix(), path, options));
       return std::make_unique<store::Publisher>(std::move(publisher));

@@ -44,7 +44,7 @@ class Publisher:
             base: checkpoint directory that is version 0 and that receivers have already. Nothing is
                 written for it; the first version that is published is 1.
             files: directory whose files beside the weights (configuration, tokenizer …) are copied
-                into full versions.
+                into full versions; None for those of `base`, if there is one.
             threads: how many to use; None for one a processor.
             durable: a version that is announced has reached the device.
 

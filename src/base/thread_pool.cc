@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <new>
 #include <optional>
 
 namespace syncline::base {
@@ -76,8 +77,12 @@ void ThreadPool::Run(Loop& loop) {
         return;
       }
     }
-    if (Status status = (*loop.body)(index); !status) {
-      loop.Record(index, std::move(status).error());
+    try {
+      if (Status status = (*loop.body)(index); !status) {
+        loop.Record(index, std::move(status).error());
+      }
+    } catch (const std::bad_alloc&) {  // on a thread of the pool nobody else could catch it
+      loop.Record(index, {Code::kLimitExceeded, "out of memory"});
     }
   }
 }

@@ -26,7 +26,8 @@ class ThreadPool {
   std::size_t size() const { return workers_.size() + 1; }
 
   // Calls body(i) for each i in [0, count), handed out in ascending order. After the first failure,
-  // or once `cancel` is set, no further iteration starts. Returns the error of the lowest failed
+  // or once `cancel` is set, no further iteration starts. An iteration that runs out of
+  // memory has failed with kLimitExceeded. Returns the error of the lowest failed
   // index that ran. All writes of the iterations are visible to the caller afterwards.
   Status ParallelFor(std::size_t count, const std::function<Status(std::size_t)>& body,
                      const CancelToken* cancel = nullptr);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 #include <numeric>
 #include <string>
 
@@ -41,6 +42,13 @@ TEST_P(ThreadPoolTest, StopsAfterAFailureAndReportsTheLowestThatRan) {
   });
   EXPECT_ERROR(status, Code::kIo, "10");
   EXPECT_LT(ran, 100'000U);
+}
+
+TEST_P(ThreadPoolTest, OutOfMemoryIsAnError) {
+  ThreadPool pool(GetParam());
+  const Status status = pool.ParallelFor(50, [](std::size_t) -> Status { throw std::bad_alloc(); });
+  EXPECT_ERROR(status, Code::kLimitExceeded, "out of memory");
+  ASSERT_OK(pool.ParallelFor(50, [](std::size_t) -> Status { return {}; }));
 }
 
 TEST_P(ThreadPoolTest, CancelStopsTheLoop) {

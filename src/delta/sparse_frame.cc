@@ -215,7 +215,9 @@ class OffsetHistory {
     last_[0] = offset;
     return offset;
   }
-  std::uint64_t last() const { return last_[0]; }
+  // Whether the last offset is 1, and whether the one before it is, too.
+  bool LastIsOne() const { return last_[0] == 1; }
+  bool LastTwoAreOne() const { return last_[0] == 1 && last_[1] == 1; }
 
  private:
   std::array<std::uint64_t, 3> last_ = {1, 4, 8};
@@ -241,7 +243,7 @@ struct Sequences {
 enum : std::size_t { kLiteralLength, kOffset, kMatchLength };
 
 enum class Offsets : std::uint8_t {
-  kSame,  // all have code 0, the last offset again, and that is 1
+  kSame,  // all have code 0: the last offset again, which is 1, or the one before it if there are no literals
   kOne,   // all have code 2; with two zero bits it stands for offset 1
   kAny,
 };
@@ -310,7 +312,7 @@ template <Offsets kOffsets>
   s.states = {l, o, m};
   s.left -= size;
   s.batch_size = size;
-  return offset_bits >> 62 == 0 && no_literals >> 63 == 0;
+  return offset_bits >> 62 == 0 && (no_literals >> 63 == 0 || s.history.LastTwoAreOne());
 }
 
 // Puts the literals of a batch in their places; the block goes on at `at`. The byte before `from`
@@ -554,7 +556,7 @@ bool SparseFrameReader::State::PutSequences(const Target& target, std::size_t& l
   const auto& [literal_lengths, offset_table, match_lengths] = sequences.tables;
   const Cell offset = offset_table->cells[0];
   Offsets offsets = Offsets::kAny;
-  if (offset_table->log == 0 && offset.value() == 1 && sequences.history.last() == 1)
+  if (offset_table->log == 0 && offset.value() == 1 && sequences.history.LastIsOne())
     offsets = Offsets::kSame;
   if (offset_table->log == 0 && offset.value() == 4) offsets = Offsets::kOne;
   const std::size_t count = sequences.left;
@@ -666,7 +668,7 @@ Result<SparseFrameReader::Outcome> SparseFrameReader::State::Next(const Target& 
     size = field;
     if (body[0] != std::byte{0}) {  // otherwise there is nothing to do
       std::fill_n(literals(), size, body[0]);
-      target.PutLast(body.data(), size, 0);
+      target.PutLast(literals(), size, 0);
     }
     if (size > 0) zero_before = body[0] == std::byte{0};
   }

@@ -88,7 +88,8 @@ Read ReadSparse(ByteSpan bytes, std::size_t unit) {
     if (*outcome == Outcome::kNotSparse) return {};
     if (*outcome == Outcome::kEnd) break;
     EXPECT_LE(size, kBlock);
-    EXPECT_TRUE(std::all_of(image.begin() + static_cast<std::ptrdiff_t>(size), image.end(), [](std::byte b) { return b == std::byte{0}; }));
+    EXPECT_TRUE(std::all_of(image.begin() + static_cast<std::ptrdiff_t>(size), image.end(),
+                            [](std::byte b) { return b == std::byte{0}; }));
     std::vector<std::uint64_t> expected(mask.size());
     tensor::NonZeroMask(image.data(), kBlock, unit, expected.data());
     EXPECT_TRUE(mask == expected);
@@ -111,6 +112,7 @@ Verdict Check(ByteSpan frame, std::size_t unit) {
   const std::optional<Bytes> content = LibraryContent(frame);
   EXPECT_EQ(content.has_value(), read.verdict == Verdict::kAccepted) << read.error;
   if (content && read.verdict == Verdict::kAccepted) {
+    EXPECT_EQ(content->size(), read.content.size());
     EXPECT_TRUE(*content == read.content);
   }
   return read.verdict;
@@ -168,19 +170,31 @@ Bytes LibraryFrame(const Bytes& content, int level, bool content_size = true, in
   return frame;
 }
 
-// One sequence for each run of at least min_run zeros; with `split` some of these become two, of
-// which the second has no literals.
-Bytes ZeroRunFrame(const Bytes& content, std::size_t min_run, bool repeat_codes, bool split,
-                   int level = 1) {
+// The frame of given sequences; each block ends with one that has no match.
+Bytes SequenceFrame(const Bytes& content, const std::vector<ZSTD_Sequence>& sequences, bool repeat_codes, int level) {
   const Compressor context(ZSTD_createCCtx());
   const auto set = [&](ZSTD_cParameter parameter, int value) {
-    ASSERT_FALSE(ZSTD_isError(ZSTD_CCtx_setParameter(context.get(), parameter, value)));
+    EXPECT_FALSE(ZSTD_isError(ZSTD_CCtx_setParameter(context.get(), parameter, value)));
   };
   set(ZSTD_c_compressionLevel, level);
   set(ZSTD_c_windowLog, 17);
   set(ZSTD_c_blockDelimiters, ZSTD_sf_explicitBlockDelimiters);
   set(ZSTD_c_searchForExternalRepcodes, repeat_codes ? ZSTD_ps_enable : ZSTD_ps_disable);
+  Bytes frame(ZSTD_compressBound(content.size()) + 64);
+  const std::size_t size = ZSTD_compressSequences(context.get(), frame.data(), frame.size(), sequences.data(), sequences.size(),
+                                                  content.data(), content.size());
+  EXPECT_FALSE(ZSTD_isError(size)) << ZSTD_getErrorName(size);
+  frame.resize(ZSTD_isError(size) ? 0 : size);
+  return frame;
+}
+
+// One sequence for each run of at least min_run zeros; with `split` some of these become two, of which the second has no literals.
+Bytes ZeroRunFrame(const Bytes& content, std::size_t min_run, bool repeat_codes, bool split, int level = 1) {
   std::vector<ZSTD_Sequence> sequences;
+  const auto add = [&](unsigned offset, std::size_t literals, std::size_t match) {
+    sequences.push_back({.offset = offset, .litLength = static_cast<unsigned>(literals),
+                         .matchLength = static_cast<unsigned>(match), .rep = 0});
+  };
   for (std::size_t block = 0; block < content.size(); block += kBlock) {
     const std::size_t end = std::min(content.size(), block + kBlock);
     std::size_t literals = block;
@@ -188,31 +202,17 @@ Bytes ZeroRunFrame(const Bytes& content, std::size_t min_run, bool repeat_codes,
       std::size_t run = at;
       while (run < end && content[run] == std::byte{0}) ++run;
       if (run - at >= min_run) {
-        const auto match = static_cast<unsigned>(run - at - 1);
-        const unsigned first = split && match > 8 ? match / 2 : match;
-        sequences.push_back({.offset = 1,
-                             .litLength = static_cast<unsigned>(at + 1 - literals),
-                             .matchLength = first,
-                             .rep = 0});
-        if (first < match)
-          sequences.push_back(
-              {.offset = 1, .litLength = 0, .matchLength = match - first, .rep = 0});
+        const std::size_t match = run - at - 1;
+        const std::size_t first = split && match > 8 ? match / 2 : match;
+        add(1, at + 1 - literals, first);
+        if (first < match) add(1, 0, match - first);
         literals = run;
       }
       at = run + 1;
     }
-    sequences.push_back({.offset = 0,
-                         .litLength = static_cast<unsigned>(end - literals),
-                         .matchLength = 0,
-                         .rep = 0});
+    add(0, end - literals, 0);
   }
-  Bytes frame(ZSTD_compressBound(content.size()) + 64);
-  const std::size_t size =
-      ZSTD_compressSequences(context.get(), frame.data(), frame.size(), sequences.data(),
-                             sequences.size(), content.data(), content.size());
-  EXPECT_FALSE(ZSTD_isError(size)) << ZSTD_getErrorName(size);
-  frame.resize(ZSTD_isError(size) ? 0 : size);
-  return frame;
+  return SequenceFrame(content, sequences, repeat_codes, level);
 }
 
 // Blocks put together by hand. The window has 128 KiB.
@@ -342,7 +342,7 @@ TEST(SparseFrameTest, ReadsRunsOfAllLengths) {
   for (std::uint64_t seed = 0; seed < 30; ++seed) {
     std::mt19937_64 random(seed);
     const auto length = [&](std::size_t least) {
-      return least + (random() >> (64 - random() % 17)) % 66000;
+      return least + random() % (std::uint64_t{1} << random() % 17);
     };
     Bytes content;
     while (content.size() < 3 * kBlock) {
@@ -413,6 +413,18 @@ TEST(SparseFrameTest, ReadsEveryMode) {
         }
       }
     }
+  }
+  // The same literals and lengths over and over.
+  Bytes even(kBlock);
+  for (std::size_t at = 0; at < even.size(); at += 64) even[at] = std::byte{1};
+  std::vector<ZSTD_Sequence> sequences(100, {.offset = 1, .litLength = 70, .matchLength = 30, .rep = 0});
+  sequences.push_back({.offset = 0, .litLength = 0, .matchLength = 0, .rep = 0});
+  const FrameBuilder same_offsets = FrameBuilder()
+                                        .Compressed(false, {2 << 3, 0, 0, 2, 0x54, 1, 2, 0, 0x10})
+                                        .Compressed(true, {2 << 3, 0, 0, 2, 0x74, 1, 0, 0x10});
+  for (const Bytes& frame : {ZeroRunFrame(even, 7, false, false), SequenceFrame(Bytes(10000), sequences, false, 1), same_offsets.frame}) {
+    EXPECT_EQ(Check(frame, 1), Verdict::kAccepted);
+    seen.merge(Modes(frame));
   }
   for (const char* kind : {"literals", "LL", "OF", "ML"}) {
     for (int mode = 0; mode < (kind[0] == 'l' ? 5 : 4); ++mode) {

@@ -5,11 +5,9 @@
 // Encoding of a piece:
 // 1. Compare the images block by block (128 KiB) into the xor image, collecting sequences.
 // 2. A block without a difference becomes a "one byte repeated" block of four bytes. (Not the first
-// block of a frame: old decoders of the zstd
-//    command line refuse that.)
+//    block of a frame: old decoders of the zstd command line refuse that.)
 // 3. Each run of other blocks goes through ZSTD_compressSequences at once; of the frame that comes
-// back the header is dropped and the blocks
-//    are kept, the "last" mark cleared.
+//    back the header is dropped and the blocks are kept, the "last" mark cleared.
 // 4. AssembleXorFrame writes one frame header and sets the mark on the very last block.
 //
 // Invariant that makes 3 legal: a piece starts with the decoder's history of offsets at its initial

@@ -1,10 +1,9 @@
 // 1. Read: decode every frame into change records. The replica is not touched; a damaged frame ends
-// it here.
+//    it here.
 // 2. Withdraw the marker. From here on a process that dies before the new one stands leaves none,
-// and the next pull seeds again.
+//    and the next pull seeds again.
 // 3. Patch: each tensor is patched in memory and hashed; only if that is the published hash it is
-// written. Small tensors are written at once, large ones
-//    when all tensors are known to be right.
+//    written. Small tensors are written at once, large ones when all tensors are known to be right.
 // 4. Write the head, publish the marker.
 // If anything goes wrong in 3 or 4, the tensors that were written go back to their old bytes by the
 // same records, and the old marker is published.

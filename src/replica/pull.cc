@@ -1,8 +1,8 @@
 // 1. Take the lock; see what the replica holds (nothing, if the marker is missing or the bytes did
-// not survive a restart).
+//    not survive a restart).
 // 2. Plan: walk from the target down its bases until the version that is held, a full version, or
-// version 0. Every version on the way is read and
-//    checked; what is missing is named. Nothing has been changed up to here.
+//    version 0. Every version on the way is read and checked; what is missing is named. Nothing has
+//    been changed up to here.
 // 3. Seed, if the plan says so.
 // 4. Apply the deltas, each a transaction of its own (apply.cc).
 #include <fmt/format.h>
@@ -182,7 +182,7 @@ class Puller {
         if (options_.seed.empty()) {
           return Fail(
               Code::kNotFound,
-              fmt::format("version 0 is not in {}: say which checkpoint it is (--seed)", store_));
+              fmt::format("version 0 is not in {}: say which checkpoint it is (the seed)", store_));
         }
         plan.seed = true;
         plan.seed_path = options_.seed;

@@ -310,7 +310,7 @@ TEST_P(ReplicaTest, VersionZeroCanBeACheckpointThatIsNotInTheStore) {
           .value());
   PublishUpTo(2);
   EXPECT_THAT(store::ListVersions(files, store_).value(), ElementsAre(1, 2));
-  EXPECT_ERROR(PullWith(files), Code::kNotFound, "--seed");
+  EXPECT_ERROR(PullWith(files), Code::kNotFound, "the seed");
   EXPECT_ERROR(PullWith(files, {.seed = dir_ / "nowhere"}), Code::kNotFound, "nowhere");
   ASSERT_OK_AND_ASSIGN(const PullReport report, PullWith(files, {.seed = seed}));
   EXPECT_TRUE(report.seeded);

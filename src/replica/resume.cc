@@ -1,9 +1,9 @@
 // 1. Open `base`, so that a wrong path is known before anything is made.
 // 2. Open the publisher with an empty baseline: from here on the store's publisher lock is held,
-// and no version can come between.
+//    and no version can come between.
 // 3. Bring the last version together (from its directory, from `base`, or by a pull) and copy its
-// tensors into the baseline. Whoever holds the lock may remove `.syncline/resume`; so what a killed
-// process left there goes with the next one.
+//    tensors into the baseline. Whoever holds the lock may remove `.syncline/resume`; so what a
+//    killed process left there goes with the next one.
 #include "replica/resume.h"
 
 #include <fmt/format.h>

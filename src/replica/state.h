@@ -30,10 +30,11 @@ struct Head {
 
 // The folder `.weight_sync` of a replica directory:
 //   state.json      the marker, {"version": "000007"}: the replica is whole and at that version.
-//   Shared with SGLang. lock            flock: exclusive while the replica changes, shared while it
-//   is read. Shared with SGLang. syncline.json   our head file. Belongs to the marker only if it
-//   names the same version. incoming/, changes.tmp   left-overs of a pull that did not end; removed
-//   by the next one.
+//                   Shared with SGLang.
+//   lock            flock: exclusive while the replica changes, shared while it is read. Shared
+//                   with SGLang.
+//   syncline.json   our head file. Belongs to the marker only if it names the same version.
+//   incoming/, changes.tmp   left-overs of a pull that did not end; removed by the next one.
 class ReplicaState {
  public:
   ReplicaState(base::FileSystem& files, std::string directory);

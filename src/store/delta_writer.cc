@@ -1,10 +1,9 @@
 // 1. Tensors are taken in batches of kBatchBytes.
 // 2. A batch becomes tasks: a tensor of up to kFusedBytes is one task, which encodes and hashes it
-// piece by piece while it is in the cache; of a
-//    larger one each kPartBytes are a task, and its hash, which cannot be divided, is another. Dear
-//    tasks start first.
+//    piece by piece while it is in the cache; of a larger one each kPartBytes are a task, and its
+//    hash, which cannot be divided, is another. Dear tasks start first.
 // 3. Frames of a batch wait until kFileBytes are together, then they become a file, written under a
-// name of its own.
+//    name of its own.
 // 4. At the end, when their number is known, files get their names and the index is written.
 #include "store/delta_writer.h"
 

@@ -1,12 +1,11 @@
 // Publishing version N:
 // 1. Everything is written into .syncline/staging/weight_vN: files, then the manifest; each is
-// synced if `durable`.
+//    synced if `durable`.
 // 2. The staging directory is synced, then renamed to weight_vN, then the store directory is
-// synced. The rename is the commit: readers see all
-//    of a version or nothing of it.
+//    synced. The rename is the commit: readers see all of a version or nothing of it.
 // 3. The baseline moves. If the process dies between 2 and 3 nothing is lost: the next publisher
-// takes N as its baseline. A publisher that finds staging left over removes it; the lock says that
-// nobody is writing there.
+//    takes N as its baseline. A publisher that finds staging left over removes it; the lock says
+//    that nobody is writing there.
 #include "store/publisher.h"
 
 #include <fmt/format.h>
@@ -293,9 +292,10 @@ Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
   for (const auto& [name, size] : manifest.files) report.bytes += size;
 
   SYNCLINE_TRY(files_->Rename(directory, base::JoinPath(store_, VersionName(version))));
-  if (options_.durable) SYNCLINE_TRY(files_->SyncDirectory(store_));
+  // From here on the version stands, whatever else fails.
   last_version_ = version;
   SYNCLINE_TRY(baseline_->Advance(tensors, lines, *pool_));
+  if (options_.durable) SYNCLINE_TRY(files_->SyncDirectory(store_));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }

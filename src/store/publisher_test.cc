@@ -175,6 +175,27 @@ TEST_P(PublisherTest, BR07_AFailedPublishLeavesNothingAndTheNextOneCoversIt) {
   EXPECT_GT(last, 10U);
 }
 
+// The rename is the commit: what fails after it is reported, but the version stands and the chain goes on from it.
+TEST_P(PublisherTest, AFailureAfterTheCommitIsReportedAndTheVersionStands) {
+  base::FaultyFileSystem faulty(files);
+  ASSERT_OK_AND_ASSIGN(Publisher publisher, Open(faulty));
+  ASSERT_OK(Publish(publisher));
+  const auto first = Snapshot();
+  model_.Step(0.001);
+  faulty.SetRule([&](std::string_view operation, const std::string& path) -> base::Status {
+    if (operation != "sync_directory" || path != dir_.path()) return {};
+    return base::Fail(Code::kIo, "the disk is gone");
+  });
+  EXPECT_ERROR(Publish(publisher), Code::kIo, "the disk is gone");
+  EXPECT_EQ(publisher.last_version(), 1U);
+  CheckDelta(1, first);
+  faulty.SetRule(nullptr);
+  const auto second = Snapshot();
+  model_.Step(0.001);
+  ASSERT_OK(Publish(publisher));
+  CheckDelta(2, second);
+}
+
 TEST_P(PublisherTest, ASecondPublisherIsRefused) {
   ASSERT_OK_AND_ASSIGN(Publisher publisher, Open(files));
   EXPECT_ERROR(Open(files), Code::kLocked, "another publisher");

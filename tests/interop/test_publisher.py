@@ -116,9 +116,9 @@ def test_base_and_restart(package: ModuleType, store, replica, rng, tmp_path) ->
     base = tmp_path / "base"
     write_checkpoint(base, steps[0])
     for number, tensors in enumerate(steps[1:], start=1):
-        publisher = package.Publisher(store, base=base)
         values = {name: to_numpy(tensor) for name, tensor in tensors.items()}
-        assert publisher.publish(None, values).version == number
+        with package.Publisher(store, base=base) as publisher:
+            assert publisher.publish(None, values).version == number
     assert reference.pull(store, replica, base_dir=base) == [1, 2, 3]
     assert read_checkpoint(replica) == steps[3]
 
