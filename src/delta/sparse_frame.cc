@@ -106,25 +106,30 @@ class MarkingWriter {
 
 // ---- Sequences.
 
-// A state of one of the three FSE tables: what it says, and how to come to the next state. The bits
-// of the sum of two cells are the sums of theirs.
+// A state of one of the three FSE tables: what it says, and how to come to the next state. Cells can be added: the fields of the sum are the
+// sums of the fields.
 class Cell {
  public:
+  static constexpr std::uint32_t kMaxValue = (1U << 17) - 1;
+
   constexpr Cell() = default;
   // Says `value` plus the next extra_bits bits.
   constexpr Cell(std::uint32_t value, unsigned extra_bits)
-      : packed_(std::uint64_t{value} << 32 | extra_bits << 8 | extra_bits) {}
+      : packed_(std::uint64_t{value} << 46 | extra_bits << 16) {}
   // The next state is next_state plus the state_bits bits after those.
   constexpr Cell To(unsigned next_state, unsigned state_bits) const {
-    return Cell(packed_ + (std::uint64_t{next_state} << 16 | state_bits << 8));
+    const unsigned all = extra_bits() + state_bits;
+    return Cell(packed_ | std::uint64_t{next_state} << 32 | state_bits << 24 | all << 8 | (-all & 63));
   }
   friend constexpr Cell operator+(Cell a, Cell b) { return Cell(a.packed_ + b.packed_); }
 
-  std::size_t value() const { return packed_ >> 32; }
-  unsigned extra_bits() const { return packed_ & 0xff; }
-  unsigned all_bits() const { return packed_ >> 8 & 0xff; }
-  unsigned state_bits() const { return all_bits() - extra_bits(); }
-  std::size_t next_state() const { return packed_ >> 16 & 0xffff; }
+  constexpr std::size_t value() const { return packed_ >> 46; }
+  constexpr std::size_t next_state() const { return packed_ >> 32 & 0x3fff; }
+  constexpr unsigned state_bits() const { return packed_ >> 24 & 0xff; }
+  constexpr unsigned extra_bits() const { return packed_ >> 16 & 0xff; }
+  constexpr unsigned all_bits() const { return packed_ >> 8 & 0xff; }
+  // 64 less all_bits, of which only the six lowest bits matter to a shift.
+  constexpr unsigned shift() const { return packed_ & 63; }
 
  private:
   constexpr explicit Cell(std::uint64_t packed) : packed_(packed) {}
@@ -177,7 +182,8 @@ std::vector<Cell> LengthCodes(std::uint32_t first, unsigned plain,
 
 std::vector<Cell> OffsetCodes() {
   std::vector<Cell> codes;
-  for (unsigned code = 0; code < 32; ++code) codes.emplace_back(1U << code, code);
+  // Of the others only the number of bits is used.
+  for (unsigned code = 0; code < 32; ++code) codes.emplace_back(code < 3 ? 1U << code : 0, code);
   return codes;
 }
 
@@ -255,9 +261,6 @@ template <Offsets kOffsets>
   const Cell* const literal_lengths = s.tables[kLiteralLength]->cells.data();
   const Cell* const offsets = s.tables[kOffset]->cells.data();
   const Cell* const match_lengths = s.tables[kMatchLength]->cells.data();
-  // Bits of each offset if that is known; they must be zero, so they may count as the highest bits
-  // of what comes after them.
-  constexpr unsigned kOffsetBits = kOffsets == Offsets::kOne ? 2 : 0;
   BackwardBits bits = s.bits;
   auto [l, o, m] = s.states;
   const std::size_t size = std::min(s.left, Sequences::kBatch);
@@ -271,12 +274,13 @@ template <Offsets kOffsets>
     std::uint64_t offset = 0;
     if constexpr (kOffsets == Offsets::kOne) {
       offset_bits |= bits.Raw();
+      bits.Skip(2);
     } else if constexpr (kOffsets == Offsets::kAny) {
       if (o.extra_bits() > 2) return false;  // at least 5
       offset = o.value() + bits.Take(o.extra_bits());
     }
     const Cell both = l + m;
-    const std::uint64_t extra = bits.Next(kOffsetBits + both.extra_bits());
+    const std::uint64_t extra = bits.Next(both.extra_bits());
     const std::uint64_t literals = l.value() + (extra & LowBits(l.extra_bits()));
     const std::uint64_t bytes = literals + m.value() + (extra >> l.extra_bits());
     s.batch_literals[i] = static_cast<std::uint32_t>(literals);
@@ -293,11 +297,11 @@ template <Offsets kOffsets>
   for (std::size_t i = 0; i < updated; ++i) {
     if (!read(i)) return false;
     const Cell both = l + m;
-    const std::uint64_t states = bits.Next(kOffsetBits + both.all_bits());
-    bits.Skip(kOffsetBits + both.all_bits());
+    const std::uint64_t states = bits.Raw() >> both.shift();  // in its lowest bits, unless they have none
     const unsigned m_bits = m.state_bits();
     l = literal_lengths[l.next_state() + (states >> m_bits & LowBits(l.state_bits()))];
     m = match_lengths[m.next_state() + (states & LowBits(m_bits))];
+    bits.Skip(both.all_bits());
     if constexpr (kOffsets == Offsets::kAny) {
       if (bits.Overrun()) return false;
       bits.Refill();
@@ -306,7 +310,7 @@ template <Offsets kOffsets>
   }
   if (updated < size) {
     if (!read(updated)) return false;
-    bits.Skip(kOffsetBits + (l + m).extra_bits());
+    bits.Skip((l + m).extra_bits());
   }
   s.bits = bits;
   s.states = {l, o, m};
@@ -515,7 +519,7 @@ Result<std::size_t> SparseFrameReader::State::ReadTable(ByteSpan body, std::size
         return Fail(Code::kCorrupt, fmt::format("{} table: bad code", kind.name));
       }
       own.log = 0;
-      own.cells[0] = kind.codes[code];
+      own.cells[0] = kind.codes[code].To(0, 0);
       table = &own;
       return 1;
     }

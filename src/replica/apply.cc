@@ -22,6 +22,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/pool.h"
 #include "delta/patch.h"
 #include "replica/change_log.h"
 #include "replica/tensor_patcher.h"
@@ -73,7 +74,7 @@ class Applier {
                                 version_.files[delta.file], checkpoint_.directory()));
       }
       targets_.push_back(target);
-      patchers_.emplace_back(*weights_[target->file], *target, log_, i);
+      patchers_.emplace_back(*weights_[target->file], *target, log_, i, buffers_);
       total_bytes_ += target->bytes;
     }
     order_.resize(targets_.size());
@@ -157,7 +158,8 @@ class Applier {
     // Frames that take much memory are handled one at a time.
     std::unique_lock<std::mutex> alone;
     if (delta.bytes > kLargeFrameBytes) alone = std::unique_lock(large_frame_);
-    std::vector<std::byte> frame(delta.bytes);
+    const base::Pool<base::Buffer>::Lease buffer(buffers_);
+    const base::MutableByteSpan frame = buffer->Get(delta.bytes);
     SYNCLINE_TRY(base::ReadExactly(*frames_[delta.file], frame, delta.offset));
     SYNCLINE_ASSIGN(const auto patch,
                     delta::OpenPatch(version_.delta->encoding, frame, target.bytes, target.dtype));
@@ -179,6 +181,7 @@ class Applier {
   const Checkpoint& checkpoint_;
   const Version& version_;
   ChangeLog log_;
+  base::Pool<base::Buffer> buffers_;
   std::vector<std::unique_ptr<base::File>> frames_;   // files of the version
   std::vector<std::unique_ptr<base::File>> weights_;  // files of the replica
   std::vector<const CheckpointTensor*> targets_;      // of each delta tensor

@@ -44,7 +44,8 @@ Result<bool> TensorPatcher::Check(tensor::HashKind kind, const std::string& expe
 
 Result<bool> TensorPatcher::CheckWhole(tensor::HashKind kind, const std::string& expected,
                                        bool write) {
-  std::vector<std::byte> image(tensor_.bytes);
+  const base::Pool<base::Buffer>::Lease buffer(buffers_);
+  const MutableByteSpan image = buffer->Get(tensor_.bytes);
   SYNCLINE_TRY(base::ReadExactly(file_, image, tensor_.offset));
   std::uint64_t begin = tensor_.bytes;
   std::uint64_t end = 0;
@@ -66,7 +67,7 @@ Result<bool> TensorPatcher::CheckWhole(tensor::HashKind kind, const std::string&
   SYNCLINE_TRY(exchange());
   if (tensor::HashHex(kind, image) != expected) return false;
   if (!write || end == 0) return true;
-  const auto range = std::span(image).subspan(begin, end - begin);
+  const MutableByteSpan range = image.subspan(begin, end - begin);
   Status status = file_.WriteAt(range, tensor_.offset + begin);
   if (!status) {
     const Status back = exchange();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/pool.h"
 #include "checkpoint/checkpoint.h"
 #include "replica/change_log.h"
 #include "tensor/hash.h"
@@ -22,8 +23,8 @@ class TensorPatcher {
   static constexpr std::uint64_t kWholeBytes = 8 << 20;
 
   TensorPatcher(base::File& file, const checkpoint::CheckpointTensor& tensor, ChangeLog& log,
-                std::size_t index)
-      : file_(file), tensor_(tensor), log_(log), index_(index) {}
+                std::size_t index, base::Pool<base::Buffer>& buffers)
+      : file_(file), tensor_(tensor), log_(log), index_(index), buffers_(buffers) {}
 
   // Is the hash of what the tensor would become `expected`?
   // `write`: if so, and the tensor is at most kWholeBytes, it is written too.
@@ -52,6 +53,7 @@ class TensorPatcher {
   const checkpoint::CheckpointTensor& tensor_;
   ChangeLog& log_;
   std::size_t index_;
+  base::Pool<base::Buffer>& buffers_;
   bool written_ = false;
   bool lost_ = false;
   std::uint64_t elements_changed_ = 0;

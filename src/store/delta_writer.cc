@@ -10,9 +10,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
-#include <mutex>
 
+#include "base/pool.h"
 #include "checkpoint/safetensors.h"
 #include "delta/overwrite_encoder.h"
 #include "delta/xor_encoder.h"
@@ -39,26 +38,6 @@ struct Encoded {
   std::vector<std::byte> frame;
   std::uint64_t elements_changed = 0;
   std::string hash;
-};
-
-// Encoders with their buffers, handed from task to task.
-class EncoderPool {
- public:
-  std::unique_ptr<XorEncoder> Take() {
-    const std::scoped_lock lock(mutex_);
-    if (free_.empty()) return std::make_unique<XorEncoder>();
-    auto encoder = std::move(free_.back());
-    free_.pop_back();
-    return encoder;
-  }
-  void Give(std::unique_ptr<XorEncoder> encoder) {
-    const std::scoped_lock lock(mutex_);
-    free_.push_back(std::move(encoder));
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<XorEncoder>> free_;
 };
 
 struct Task {
@@ -163,7 +142,7 @@ class DeltaWriter {
       progress.Add(new_view.bytes.size());
       return {};
     }
-    auto encoder = encoders_.Take();
+    const base::Pool<XorEncoder>::Lease encoder(encoders_);
     const auto hasher = tensor::MakeHasher(info_.checksum);
     for (std::uint64_t at = task.begin; at < task.end; at += delta::kXorPieceBytes) {
       const std::uint64_t size = std::min<std::uint64_t>(delta::kXorPieceBytes, task.end - at);
@@ -175,7 +154,6 @@ class DeltaWriter {
       progress.Add(size);
     }
     if (task.kind == Task::Kind::kEncodeAndHash) encoded.hash = hasher->Hex();
-    encoders_.Give(std::move(encoder));
     return {};
   }
 
@@ -245,7 +223,7 @@ class DeltaWriter {
   const DeltaInfo& info_;
   bool durable_;
   std::vector<delta::ChangedLines>& lines_;
-  EncoderPool encoders_;
+  base::Pool<XorEncoder> encoders_;
   std::vector<Pending> pending_;
   std::uint64_t pending_bytes_ = 0;
   std::vector<std::uint64_t> file_sizes_;
