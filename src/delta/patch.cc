@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <limits>
+#include <optional>
 #include <vector>
 
+#include "delta/sparse_frame.h"
 #include "tensor/unit_mask.h"
 
 namespace syncline::delta {
@@ -100,40 +103,118 @@ class FrameReader {
   bool ended_ = false;
 };
 
+// Reads xor frames of a tensor with units of sizeof(Unit) bytes. Frames whose matches only repeat zeros (ours, and some of others) go through the
+// SparseFrameReader, which takes time by what changed; as soon as it declines, the library reads on from the same place.
 template <typename Unit>
-void CollectXor(ByteSpan image, const std::uint64_t* mask, BlockPatch& block) {
-  tensor::ForEachSet(mask, tensor::MaskWords(image.size(), sizeof(Unit)), [&](std::size_t unit) {
-    block.Add(unit, Load<Unit>(image.data() + unit * sizeof(Unit)));
-  });
-}
-
 class XorPatch final : public TensorPatch {
  public:
-  XorPatch(FrameReader frame, std::size_t unit_bytes)
-      : frame_(std::move(frame)),
-        unit_bytes_(unit_bytes),
-        image_(kBlockBytes),
-        mask_(kBlockBytes / 64) {}
+  XorPatch(ByteSpan frame, FrameReader dense)
+      : dense_(std::move(dense)),
+        sparse_(SparseFrameReader::Open(frame)),
+        image_(SparseFrameReader::kImageBytes),
+        mask_(SparseFrameReader::kMaskWords) {}
 
   Status Next(std::size_t block_bytes, BlockPatch& block) override {
     block.Clear();
-    const MutableByteSpan image = std::span(image_).first(block_bytes);
-    SYNCLINE_TRY(frame_.ReadExactly(image));
-    tensor::NonZeroMask(image.data(), image.size(), unit_bytes_, mask_.data());
-    (unit_bytes_ == 1 ? CollectXor<std::uint8_t> : CollectXor<std::uint16_t>)(image, mask_.data(),
-                                                                              block);
+    const std::uint64_t begin = offset_;
+    const std::uint64_t end = offset_ + block_bytes;
+    while (sparse_ && offset_ < end) {
+      if (offset_ == sparse_end_) {
+        SYNCLINE_TRY(ReadSparse());
+      } else {
+        TakeSparse(begin, end, block);
+      }
+    }
+    if (offset_ == end) return {};
+    return ReadDense(begin, end, block);
+  }
+
+  Status Finish() override {
+    if (!sparse_) return dense_.ExpectEnd();
+    std::size_t size = 0;
+    SYNCLINE_ASSIGN(const auto outcome,
+                    sparse_->NextBlock(image_.data(), mask_.data(), sizeof(Unit), size));
+    if (outcome == SparseFrameReader::Outcome::kEnd) return {};
+    if (outcome == SparseFrameReader::Outcome::kBlock && size > 0) {
+      return Fail(Code::kCorrupt, "the frame decompresses to more than expected");
+    }
+    SYNCLINE_TRY(SkipDense());
+    return dense_.ExpectEnd();
+  }
+
+  BlockPatch MakeBlock() const override { return {BlockPatch::Kind::kXor, sizeof(Unit)}; }
+
+ private:
+  // Decodes the next zstd block; image and mask are all zero before.
+  Status ReadSparse() {
+    std::size_t size = 0;
+    SYNCLINE_ASSIGN(const auto outcome,
+                    sparse_->NextBlock(image_.data(), mask_.data(), sizeof(Unit), size));
+    if (outcome == SparseFrameReader::Outcome::kNotSparse) return SkipDense();
+    if (outcome == SparseFrameReader::Outcome::kEnd) {
+      return Fail(Code::kCorrupt,
+                  fmt::format("the frame ends after {} bytes, expected more", offset_));
+    }
+    sparse_begin_ = sparse_end_;
+    sparse_end_ += size;
+    word_ = 0;
     return {};
   }
 
-  Status Finish() override { return frame_.ExpectEnd(); }
+  // Hands out what the current zstd block has before `end`, and clears it.
+  void TakeSparse(std::uint64_t begin, std::uint64_t end, BlockPatch& block) {
+    const std::uint64_t until = std::min(end, sparse_end_);
+    const std::size_t limit =
+        (until - sparse_begin_ + sizeof(Unit) - 1) / sizeof(Unit);  // in units
+    const std::size_t shift =
+        (begin - sparse_begin_) / sizeof(Unit);  // wraps if the block began before
+    for (; word_ * 64 < limit; ++word_) {
+      std::uint64_t& bits = mask_[word_];
+      while (bits != 0) {
+        const std::size_t unit = word_ * 64 + static_cast<std::size_t>(std::countr_zero(bits));
+        if (unit >= limit) break;
+        std::byte* at = image_.data() + unit * sizeof(Unit);
+        block.Add(unit - shift, Load<Unit>(at));
+        base::Store(at, Unit{0});
+        bits &= bits - 1;
+      }
+      if (bits != 0) break;
+    }
+    offset_ = until;
+  }
 
-  BlockPatch MakeBlock() const override { return {BlockPatch::Kind::kXor, unit_bytes_}; }
+  // Leaves the frame to the library, which reads up to offset_ once more.
+  Status SkipDense() {
+    sparse_.reset();
+    for (std::uint64_t left = offset_; left > 0;) {
+      const std::size_t size = std::min<std::uint64_t>(left, kBlockBytes);
+      SYNCLINE_TRY(dense_.ReadExactly(std::span(image_).first(size)));
+      left -= size;
+    }
+    return {};
+  }
 
- private:
-  FrameReader frame_;
-  std::size_t unit_bytes_;
+  Status ReadDense(std::uint64_t begin, std::uint64_t end, BlockPatch& block) {
+    const MutableByteSpan image = std::span(image_).first(end - offset_);
+    SYNCLINE_TRY(dense_.ReadExactly(image));
+    tensor::NonZeroMask(image.data(), image.size(), sizeof(Unit), mask_.data());
+    const std::size_t first = (offset_ - begin) / sizeof(Unit);
+    tensor::ForEachSet(mask_.data(), tensor::MaskWords(image.size(), sizeof(Unit)),
+                       [&](std::size_t unit) {
+                         block.Add(first + unit, Load<Unit>(&image[unit * sizeof(Unit)]));
+                       });
+    offset_ = end;
+    return {};
+  }
+
+  FrameReader dense_;
+  std::optional<SparseFrameReader> sparse_;  // nothing: the library reads
   std::vector<std::byte> image_;
   std::vector<std::uint64_t> mask_;
+  std::uint64_t offset_ = 0;        // of the next byte to hand out
+  std::uint64_t sparse_begin_ = 0;  // range of the zstd block in image_ and mask_
+  std::uint64_t sparse_end_ = 0;
+  std::size_t word_ = 0;  // of mask_, before which all is handed out
 };
 
 // The content of an overwrite frame, whole, because each value stands far from its position.
@@ -219,7 +300,10 @@ Result<std::unique_ptr<TensorPatch>> OpenPatch(Encoding encoding, ByteSpan frame
                                                std::uint64_t tensor_bytes, tensor::Dtype dtype) {
   if (encoding == Encoding::kOverwrite) return OverwritePatch::Open(frame, tensor_bytes);
   SYNCLINE_ASSIGN(FrameReader reader, FrameReader::Open(frame, tensor_bytes));
-  return std::make_unique<XorPatch>(std::move(reader), UnitBytes(dtype));
+  if (UnitBytes(dtype) == 1) {
+    return std::make_unique<XorPatch<std::uint8_t>>(frame, std::move(reader));
+  }
+  return std::make_unique<XorPatch<std::uint16_t>>(frame, std::move(reader));
 }
 
 Result<std::uint64_t> CheckFrame(Encoding encoding, ByteSpan frame) {

@@ -106,35 +106,27 @@ class MarkingWriter {
 
 // ---- Sequences.
 
-// A state of one of the three FSE tables: what it says, and how to come to the next state. Cells can be added: the fields of the sum are the
-// sums of the fields.
-class Cell {
- public:
-  static constexpr std::uint32_t kMaxValue = (1U << 17) - 1;
+// A state of one of the three FSE tables. Each field is read from memory by itself: machines load more easily than they shift.
+struct Cell {
+  // What the state says is its value plus the next extra_bits bits; the next state is next_state plus the state_bits bits after those.
+  std::uint16_t next_state = 0;
+  std::uint8_t state_bits = 0;
+  std::uint8_t extra_bits = 0;
+  // The value times 256, and by how much to shift a word right to get all those bits: 64 less their number, or 0 if there are none. Can be
+  // added for two cells; to a shift only the lowest six bits matter.
+  std::uint32_t value_and_shift = 0;
 
-  constexpr Cell() = default;
-  // Says `value` plus the next extra_bits bits.
-  constexpr Cell(std::uint32_t value, unsigned extra_bits)
-      : packed_(std::uint64_t{value} << 46 | extra_bits << 16) {}
-  // The next state is next_state plus the state_bits bits after those.
-  constexpr Cell To(unsigned next_state, unsigned state_bits) const {
-    const unsigned all = extra_bits() + state_bits;
-    return Cell(packed_ | std::uint64_t{next_state} << 32 | state_bits << 24 | all << 8 | (-all & 63));
+  static constexpr Cell Of(std::uint32_t value, unsigned extra_bits) {
+    return {.extra_bits = static_cast<std::uint8_t>(extra_bits),
+            .value_and_shift = value << 8 | (-extra_bits & 63)};
   }
-  friend constexpr Cell operator+(Cell a, Cell b) { return Cell(a.packed_ + b.packed_); }
-
-  constexpr std::size_t value() const { return packed_ >> 46; }
-  constexpr std::size_t next_state() const { return packed_ >> 32 & 0x3fff; }
-  constexpr unsigned state_bits() const { return packed_ >> 24 & 0xff; }
-  constexpr unsigned extra_bits() const { return packed_ >> 16 & 0xff; }
-  constexpr unsigned all_bits() const { return packed_ >> 8 & 0xff; }
-  // 64 less all_bits, of which only the six lowest bits matter to a shift.
-  constexpr unsigned shift() const { return packed_ & 63; }
-
- private:
-  constexpr explicit Cell(std::uint64_t packed) : packed_(packed) {}
-
-  std::uint64_t packed_ = 0;
+  constexpr Cell To(unsigned to_state, unsigned to_bits) const {
+    return {.next_state = static_cast<std::uint16_t>(to_state),
+            .state_bits = static_cast<std::uint8_t>(to_bits),
+            .extra_bits = extra_bits,
+            .value_and_shift = value() << 8 | (-(extra_bits + to_bits) & 63)};
+  }
+  constexpr std::uint32_t value() const { return value_and_shift >> 8; }
 };
 
 struct SequenceTable {
@@ -172,9 +164,9 @@ TableKind MakeKind(const char* name, unsigned max_log, std::vector<Cell> codes,
 std::vector<Cell> LengthCodes(std::uint32_t first, unsigned plain,
                               std::initializer_list<unsigned> extra_bits) {
   std::vector<Cell> codes;
-  for (unsigned i = 0; i < plain; ++i) codes.emplace_back(first++, 0U);
+  for (unsigned i = 0; i < plain; ++i) codes.push_back(Cell::Of(first++, 0));
   for (const unsigned bits : extra_bits) {
-    codes.emplace_back(first, bits);
+    codes.push_back(Cell::Of(first, bits));
     first += 1U << bits;
   }
   return codes;
@@ -183,7 +175,8 @@ std::vector<Cell> LengthCodes(std::uint32_t first, unsigned plain,
 std::vector<Cell> OffsetCodes() {
   std::vector<Cell> codes;
   // Of the others only the number of bits is used.
-  for (unsigned code = 0; code < 32; ++code) codes.emplace_back(code < 3 ? 1U << code : 0, code);
+  for (unsigned code = 0; code < 32; ++code)
+    codes.push_back(Cell::Of(code < 3 ? 1U << code : 0, code));
   return codes;
 }
 
@@ -237,8 +230,8 @@ struct Sequences {
   std::array<const SequenceTable*, 3> tables = {};
   BackwardBits bits = {};
   OffsetHistory history = {};
-  std::size_t left = 0;             // to decode
-  std::array<Cell, 3> states = {};  // of the next sequence
+  std::size_t left = 0;                      // to decode
+  std::array<std::uint64_t, 3> states = {};  // of the next sequence
 
   std::size_t batch_size = 0;
   std::array<std::uint32_t, kBatch> batch_literals;
@@ -250,7 +243,7 @@ enum : std::size_t { kLiteralLength, kOffset, kMatchLength };
 
 enum class Offsets : std::uint8_t {
   kSame,  // all have code 0: the last offset again, which is 1, or the one before it if there are no literals
-  kOne,   // all have code 2; with two zero bits it stands for offset 1
+  kOne,  // all have code 2; with two zero bits it stands for offset 1
   kAny,
 };
 
@@ -262,13 +255,14 @@ template <Offsets kOffsets>
   const Cell* const offsets = s.tables[kOffset]->cells.data();
   const Cell* const match_lengths = s.tables[kMatchLength]->cells.data();
   BackwardBits bits = s.bits;
-  auto [l, o, m] = s.states;
+  auto [l_state, o_state, m_state] = s.states;
   const std::size_t size = std::min(s.left, Sequences::kBatch);
   std::uint64_t offset_bits = 0;  // in the two highest bits, any that was set
   std::uint64_t no_literals = 0;  // the highest bit is set if there was a sequence without
 
   // All but the states. At most 2 + 16 + 16 bits are taken, and 9 + 9 later.
-  const auto read = [&](std::size_t i) [[gnu::always_inline]] {
+  const auto read = [&](std::size_t i, const Cell& l, const Cell& o,
+                        const Cell& m) __attribute__((always_inline)) {
     if (bits.Overrun()) return false;
     bits.Refill();
     std::uint64_t offset = 0;
@@ -276,15 +270,13 @@ template <Offsets kOffsets>
       offset_bits |= bits.Raw();
       bits.Skip(2);
     } else if constexpr (kOffsets == Offsets::kAny) {
-      if (o.extra_bits() > 2) return false;  // at least 5
-      offset = o.value() + bits.Take(o.extra_bits());
+      if (o.extra_bits > 2) return false;  // at least 5
+      offset = o.value() + bits.Take(o.extra_bits);
     }
-    const Cell both = l + m;
-    const std::uint64_t extra = bits.Next(both.extra_bits());
-    const std::uint64_t literals = l.value() + (extra & LowBits(l.extra_bits()));
-    const std::uint64_t bytes = literals + m.value() + (extra >> l.extra_bits());
+    const std::uint64_t extra = bits.Next(l.extra_bits + m.extra_bits);
+    const std::uint64_t literals = l.value() + (extra & LowBits(l.extra_bits));
     s.batch_literals[i] = static_cast<std::uint32_t>(literals);
-    s.batch_bytes[i] = static_cast<std::uint32_t>(bytes);
+    s.batch_bytes[i] = static_cast<std::uint32_t>(literals + m.value() + (extra >> l.extra_bits));
     if constexpr (kOffsets == Offsets::kSame) no_literals |= literals - 1;
     if constexpr (kOffsets == Offsets::kAny) {
       if (s.history.Resolve(offset, literals != 0) != 1) return false;
@@ -295,25 +287,30 @@ template <Offsets kOffsets>
   // The states are not updated after the very last sequence.
   const std::size_t updated = size - (size == s.left ? 1 : 0);
   for (std::size_t i = 0; i < updated; ++i) {
-    if (!read(i)) return false;
-    const Cell both = l + m;
-    const std::uint64_t states = bits.Raw() >> both.shift();  // in its lowest bits, unless they have none
-    const unsigned m_bits = m.state_bits();
-    l = literal_lengths[l.next_state() + (states >> m_bits & LowBits(l.state_bits()))];
-    m = match_lengths[m.next_state() + (states & LowBits(m_bits))];
-    bits.Skip(both.all_bits());
+    const Cell l = literal_lengths[l_state];
+    const Cell o = offsets[o_state];
+    const Cell m = match_lengths[m_state];
+    if (!read(i, l, o, m)) return false;
+    const unsigned shift = l.value_and_shift + m.value_and_shift;
+    const std::uint64_t states =
+        bits.Raw() >> (shift & 63);  // in its lowest bits, unless they have none
+    bits.Skip(-shift & 63);
+    l_state = l.next_state + (states >> m.state_bits & LowBits(l.state_bits));
+    m_state = m.next_state + (states & LowBits(m.state_bits));
     if constexpr (kOffsets == Offsets::kAny) {
       if (bits.Overrun()) return false;
       bits.Refill();
-      o = offsets[o.next_state() + bits.Take(o.state_bits())];
+      o_state = o.next_state + bits.Take(o.state_bits);
     }
   }
   if (updated < size) {
-    if (!read(updated)) return false;
-    bits.Skip((l + m).extra_bits());
+    const Cell l = literal_lengths[l_state];
+    const Cell m = match_lengths[m_state];
+    if (!read(updated, l, offsets[o_state], m)) return false;
+    bits.Skip(l.extra_bits + m.extra_bits);
   }
   s.bits = bits;
-  s.states = {l, o, m};
+  s.states = {l_state, o_state, m_state};
   s.left -= size;
   s.batch_size = size;
   return offset_bits >> 62 == 0 && (no_literals >> 63 == 0 || s.history.LastTwoAreOne());
@@ -519,7 +516,7 @@ Result<std::size_t> SparseFrameReader::State::ReadTable(ByteSpan body, std::size
         return Fail(Code::kCorrupt, fmt::format("{} table: bad code", kind.name));
       }
       own.log = 0;
-      own.cells[0] = kind.codes[code].To(0, 0);
+      own.cells[0] = kind.codes[code];
       table = &own;
       return 1;
     }
@@ -567,7 +564,7 @@ bool SparseFrameReader::State::PutSequences(const Target& target, std::size_t& l
   BackwardBits& bits = sequences.bits;
   bits.Refill();
   for (std::size_t i = 0; i < 3; ++i) {
-    sequences.states[i] = sequences.tables[i]->cells[bits.Take(sequences.tables[i]->log)];
+    sequences.states[i] = bits.Take(sequences.tables[i]->log);
   }
   while (sequences.left > 0) {
     if (!Functions().decode[static_cast<std::size_t>(offsets)](sequences)) return false;
@@ -589,7 +586,7 @@ bool SparseFrameReader::State::PutSequences(const Target& target, std::size_t& l
     for (std::size_t i = 0; i < std::min<std::size_t>(count, 3); ++i)
       sequences.history.Resolve(4, true);
   }
-  return bits.Left() == 0;
+  return bits.AtEnd();
 }
 
 // Decodes a compressed block; returns the size of its content.
@@ -611,7 +608,7 @@ Result<std::size_t> SparseFrameReader::State::Compressed(ByteSpan body, Target t
       return Fail(Code::kCorrupt, "sequences: no end mark");
     }
     sequences.left = count;
-    constexpr std::size_t kMany = 400;
+    constexpr std::size_t kMany = 500;
     target.many = count > kMany || literal_count > 4 * kMany;
     if (!PutSequences(target, literals_used, size)) {
       return Fail(Code::kIncompatible, "sequences: not all repeat zeros");

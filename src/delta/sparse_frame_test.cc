@@ -171,7 +171,8 @@ Bytes LibraryFrame(const Bytes& content, int level, bool content_size = true, in
 }
 
 // The frame of given sequences; each block ends with one that has no match.
-Bytes SequenceFrame(const Bytes& content, const std::vector<ZSTD_Sequence>& sequences, bool repeat_codes, int level) {
+Bytes SequenceFrame(const Bytes& content, const std::vector<ZSTD_Sequence>& sequences,
+                    bool repeat_codes, int level) {
   const Compressor context(ZSTD_createCCtx());
   const auto set = [&](ZSTD_cParameter parameter, int value) {
     EXPECT_FALSE(ZSTD_isError(ZSTD_CCtx_setParameter(context.get(), parameter, value)));
@@ -181,19 +182,23 @@ Bytes SequenceFrame(const Bytes& content, const std::vector<ZSTD_Sequence>& sequ
   set(ZSTD_c_blockDelimiters, ZSTD_sf_explicitBlockDelimiters);
   set(ZSTD_c_searchForExternalRepcodes, repeat_codes ? ZSTD_ps_enable : ZSTD_ps_disable);
   Bytes frame(ZSTD_compressBound(content.size()) + 64);
-  const std::size_t size = ZSTD_compressSequences(context.get(), frame.data(), frame.size(), sequences.data(), sequences.size(),
-                                                  content.data(), content.size());
+  const std::size_t size =
+      ZSTD_compressSequences(context.get(), frame.data(), frame.size(), sequences.data(),
+                             sequences.size(), content.data(), content.size());
   EXPECT_FALSE(ZSTD_isError(size)) << ZSTD_getErrorName(size);
   frame.resize(ZSTD_isError(size) ? 0 : size);
   return frame;
 }
 
 // One sequence for each run of at least min_run zeros; with `split` some of these become two, of which the second has no literals.
-Bytes ZeroRunFrame(const Bytes& content, std::size_t min_run, bool repeat_codes, bool split, int level = 1) {
+Bytes ZeroRunFrame(const Bytes& content, std::size_t min_run, bool repeat_codes, bool split,
+                   int level = 1) {
   std::vector<ZSTD_Sequence> sequences;
   const auto add = [&](unsigned offset, std::size_t literals, std::size_t match) {
-    sequences.push_back({.offset = offset, .litLength = static_cast<unsigned>(literals),
-                         .matchLength = static_cast<unsigned>(match), .rep = 0});
+    sequences.push_back({.offset = offset,
+                         .litLength = static_cast<unsigned>(literals),
+                         .matchLength = static_cast<unsigned>(match),
+                         .rep = 0});
   };
   for (std::size_t block = 0; block < content.size(); block += kBlock) {
     const std::size_t end = std::min(content.size(), block + kBlock);
@@ -417,12 +422,15 @@ TEST(SparseFrameTest, ReadsEveryMode) {
   // The same literals and lengths over and over.
   Bytes even(kBlock);
   for (std::size_t at = 0; at < even.size(); at += 64) even[at] = std::byte{1};
-  std::vector<ZSTD_Sequence> sequences(100, {.offset = 1, .litLength = 70, .matchLength = 30, .rep = 0});
+  std::vector<ZSTD_Sequence> sequences(100,
+                                       {.offset = 1, .litLength = 70, .matchLength = 30, .rep = 0});
   sequences.push_back({.offset = 0, .litLength = 0, .matchLength = 0, .rep = 0});
   const FrameBuilder same_offsets = FrameBuilder()
                                         .Compressed(false, {2 << 3, 0, 0, 2, 0x54, 1, 2, 0, 0x10})
                                         .Compressed(true, {2 << 3, 0, 0, 2, 0x74, 1, 0, 0x10});
-  for (const Bytes& frame : {ZeroRunFrame(even, 7, false, false), SequenceFrame(Bytes(10000), sequences, false, 1), same_offsets.frame}) {
+  for (const Bytes& frame :
+       {ZeroRunFrame(even, 7, false, false), SequenceFrame(Bytes(10000), sequences, false, 1),
+        same_offsets.frame}) {
     EXPECT_EQ(Check(frame, 1), Verdict::kAccepted);
     seen.merge(Modes(frame));
   }

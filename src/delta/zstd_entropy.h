@@ -29,28 +29,20 @@ class BackwardBits {
   // False if there is no stream in these bytes: none at all, or no bit that marks its end.
   bool Open(base::ByteSpan stream) {
     if (stream.empty() || stream.back() == std::byte{0}) return false;
-    const auto last = static_cast<std::uint8_t>(stream.back());
-    begin_ = stream.data();
-    next_ = begin_ + stream.size() - 8;
-    const unsigned padding = static_cast<unsigned>(std::countl_zero(last)) + 1;
-    bits_ = base::Load<std::uint64_t>(next_) << padding;
-    count_ = 64 - padding;
+    last_word_ = stream.data() + stream.size() - 8;
+    size_ = 8 * stream.size();
+    taken_ =
+        static_cast<std::size_t>(std::countl_zero(static_cast<std::uint8_t>(stream.back()))) + 1;
     return true;
   }
 
   // More was taken than there was.
-  bool Overrun() const { return next_ < begin_ - 8; }
-  // Bits that were not taken; negative if more were taken than there were.
-  std::ptrdiff_t Left() const { return (next_ - begin_) * 8 + static_cast<std::ptrdiff_t>(count_); }
+  bool Overrun() const { return taken_ > size_; }
+  bool AtEnd() const { return taken_ == size_; }
+  // Bits that were not taken; not after an overrun.
+  std::size_t Left() const { return size_ - taken_; }
 
-  // The bits in bits_ below the first count_ are either zero or what the stream holds there, so
-  // that setting them again does no harm. Which bytes come next is known long before they are
-  // needed.
-  void Refill() {
-    bits_ |= base::Load<std::uint64_t>(next_ - 8) >> count_;
-    next_ -= (63 - count_) >> 3;
-    count_ |= 56;
-  }
+  void Refill() { bits_ = base::Load<std::uint64_t>(last_word_ - taken_ / 8) << (taken_ % 8); }
   // n <= 56
   std::uint64_t Take(unsigned n) {
     const std::uint64_t value = Peek(n, n);
@@ -61,18 +53,18 @@ class BackwardBits {
   std::uint64_t Next(unsigned n) const { return bits_ >> 1 >> (63 - n); }
   // The last n of the next `end` bits.
   std::uint64_t Peek(unsigned end, unsigned n) const { return bits_ >> (-end & 63) & LowBits(n); }
-  // The next bits from the highest on; below those that were taken or refilled they are anything.
+  // The next bits, the first one highest.
   std::uint64_t Raw() const { return bits_; }
   void Skip(unsigned n) {
     bits_ <<= n;
-    count_ -= n;
+    taken_ += n;
   }
 
  private:
-  const std::byte* begin_ = nullptr;
-  const std::byte* next_ = nullptr;  // end of the bytes that are not in bits_ yet
-  std::uint64_t bits_ = 0;           // the next bit is the highest
-  unsigned count_ = 0;
+  const std::byte* last_word_ = nullptr;
+  std::size_t size_ = 0;    // in bits, as the next
+  std::size_t taken_ = 0;   // with the padding
+  std::uint64_t bits_ = 0;  // the next bit is the highest; zeros come after those that there are
 };
 
 // The distribution that an FSE table is made from: how many of the 2^log states each symbol has;

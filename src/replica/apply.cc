@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -115,14 +116,14 @@ class Applier {
       return Fail(Code::kChecksumMismatch, fmt::format("checksum mismatch for {} tensors: {}",
                                                        wrong_.size(), fmt::join(wrong_, ", ")));
     }
-    return ForEachTensor(pool, nullptr, [&](std::size_t i) { return patchers_[i].Write(); });
+    return ExchangeSegments(false, pool);
   }
 
   Status Undo(base::ThreadPool& pool) {
     for (const TensorPatcher& patcher : patchers_) {
       if (patcher.lost()) return Fail(Code::kIo, "neither its new nor its old bytes were written");
     }
-    return ForEachTensor(pool, nullptr, [&](std::size_t i) { return patchers_[i].Undo(); });
+    return ExchangeSegments(true, pool);
   }
 
   const ApplyCounts& counts() {
@@ -152,6 +153,19 @@ class Applier {
         cancel);
   }
 
+  // All segments that are new, or all that are not, in parallel.
+  Status ExchangeSegments(bool if_new, base::ThreadPool& pool) {
+    std::vector<std::pair<std::size_t, std::size_t>> segments;
+    for (const std::size_t i : order_) {
+      for (std::size_t k = 0; k < patchers_[i].segment_count(); ++k) {
+        if (patchers_[i].is_new(k) == if_new) segments.emplace_back(i, k);
+      }
+    }
+    return pool.ParallelFor(segments.size(), [&](std::size_t i) {
+      return patchers_[segments[i].first].Exchange(segments[i].second);
+    });
+  }
+
   Status ReadFrame(std::size_t index) {
     const DeltaTensor& delta = version_.tensors[index];
     const CheckpointTensor& target = *targets_[index];
@@ -164,17 +178,20 @@ class Applier {
     SYNCLINE_ASSIGN(const auto patch,
                     delta::OpenPatch(version_.delta->encoding, frame, target.bytes, target.dtype));
     delta::BlockPatch block = patch->MakeBlock();
-    std::vector<std::byte> records;
+    const base::Pool<std::vector<std::byte>>::Lease lease(records_);
+    std::vector<std::byte>& records = *lease;
+    records.clear();
     for (std::uint64_t at = 0; at < target.bytes; at += delta::kBlockBytes) {
       const std::size_t size = std::min<std::uint64_t>(delta::kBlockBytes, target.bytes - at);
       SYNCLINE_TRY(patch->Next(size, block));
       block.AppendRecord(at, size, records);
       if (records.size() >= kSegmentBytes) {
-        SYNCLINE_TRY(log_.Append(index, std::exchange(records, {})));
+        SYNCLINE_TRY(log_.Append(index, records));
+        records.clear();
       }
     }
     SYNCLINE_TRY(patch->Finish());
-    return log_.Append(index, std::move(records));
+    return log_.Append(index, records);
   }
 
   FileSystem& files_;
@@ -182,10 +199,11 @@ class Applier {
   const Version& version_;
   ChangeLog log_;
   base::Pool<base::Buffer> buffers_;
+  base::Pool<std::vector<std::byte>> records_;
   std::vector<std::unique_ptr<base::File>> frames_;   // files of the version
   std::vector<std::unique_ptr<base::File>> weights_;  // files of the replica
   std::vector<const CheckpointTensor*> targets_;      // of each delta tensor
-  std::vector<TensorPatcher> patchers_;               // of each delta tensor
+  std::deque<TensorPatcher> patchers_;                // of each delta tensor
   std::vector<std::size_t> order_;                    // of the delta tensors, largest first
   std::uint64_t total_bytes_ = 0;
   ApplyCounts counts_;

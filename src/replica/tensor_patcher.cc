@@ -1,7 +1,6 @@
-// A record exchanges old and new values, so the same walk over the records goes forwards and back.
-// A failed write is followed by writing the old bytes of the same range, which the walk still has
-// in memory; a walk that fails later goes back over what it has done. Thus the unit of failure is
-// the tensor.
+// A record exchanges old and new values, so the same walk over the records goes forwards and back. A failed write is followed by writing the old bytes
+// of the same range, which the walk still has in memory; a walk that fails later goes back over what it has done. Thus the unit of failure is the
+// segment, or of a tensor that is written at once the tensor.
 #include "replica/tensor_patcher.h"
 
 #include <algorithm>
@@ -37,7 +36,15 @@ std::uint64_t TensorPatcher::element_bytes() const {
   return std::max<std::uint64_t>(Bits(tensor_.dtype) / 8, 1);
 }
 
+std::uint64_t TensorPatcher::elements_changed() const {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < new_.size(); ++i) sum += is_new(i) ? elements_[i] : 0;
+  return sum;
+}
+
 Result<bool> TensorPatcher::Check(tensor::HashKind kind, const std::string& expected, bool write) {
+  new_.assign(log_.segment_count(index_), 0);
+  elements_.assign(new_.size(), 0);
   return tensor_.bytes <= kWholeBytes ? CheckWhole(kind, expected, write)
                                       : CheckStream(kind, expected);
 }
@@ -50,12 +57,12 @@ Result<bool> TensorPatcher::CheckWhole(tensor::HashKind kind, const std::string&
   std::uint64_t begin = tensor_.bytes;
   std::uint64_t end = 0;
   const auto exchange = [&]() -> Status {
-    elements_changed_ = 0;
     std::vector<std::byte> scratch;
-    for (std::size_t i = 0; i < log_.segment_count(index_); ++i) {
+    for (std::size_t i = 0; i < new_.size(); ++i) {
       SYNCLINE_ASSIGN(const MutableByteSpan records, log_.Read(index_, i, scratch));
+      elements_[i] = 0;
       SYNCLINE_TRY(ForEachRecord(records, [&](BlockRecord& record) -> Status {
-        elements_changed_ += record.Exchange(Part(image, record), element_bytes());
+        elements_[i] += record.Exchange(Part(image, record), element_bytes());
         begin = std::min(begin, record.begin());
         end = std::max(end, record.end());
         return {};
@@ -74,7 +81,7 @@ Result<bool> TensorPatcher::CheckWhole(tensor::HashKind kind, const std::string&
     lost_ = !back || !file_.WriteAt(range, tensor_.offset + begin);
     return std::unexpected(std::move(status).error());
   }
-  written_ = true;
+  std::ranges::fill(new_, std::uint8_t{1});
   return true;
 }
 
@@ -105,67 +112,47 @@ Result<bool> TensorPatcher::CheckStream(tensor::HashKind kind, const std::string
   return hasher->Hex() == expected;
 }
 
-Status TensorPatcher::WriteOrRestore(base::ByteSpan new_bytes, base::ByteSpan old_bytes,
-                                     std::uint64_t offset) {
-  Status status = file_.WriteAt(new_bytes, offset);
-  if (!status) lost_ = !file_.WriteAt(old_bytes, offset);
-  return status;
-}
-
-// Reads, exchanges and writes the blocks of one segment; on an error the segment is as it was.
-Status TensorPatcher::ExchangeSegment(std::size_t segment) {
-  std::vector<std::byte> scratch;
-  SYNCLINE_ASSIGN(const MutableByteSpan records, log_.Read(index_, segment, scratch));
-  std::vector<std::byte> new_buffer(delta::kBlockBytes);
-  std::vector<std::byte> old_buffer(delta::kBlockBytes);
-  std::size_t exchanged = 0;  // bytes of the records that were carried out
-  const auto exchange = [&](BlockRecord& record) -> Status {
+// Exchanges record after record; `done` counts the bytes of those that were carried out.
+Status TensorPatcher::ExchangeRecords(MutableByteSpan records, std::size_t& done,
+                                      std::uint64_t& elements) {
+  const base::Pool<base::Buffer>::Lease buffer(buffers_);
+  const MutableByteSpan memory = buffer->Get(2 * delta::kBlockBytes);
+  return ForEachRecord(records, [&](BlockRecord& record) -> Status {
     const std::size_t size = record.end() - record.begin();
     const std::uint64_t offset = tensor_.offset + record.begin();
-    const MutableByteSpan old_bytes = std::span(old_buffer).first(size);
-    const MutableByteSpan new_bytes = std::span(new_buffer).first(size);
+    const MutableByteSpan old_bytes = memory.first(size);
+    const MutableByteSpan new_bytes = memory.subspan(delta::kBlockBytes, size);
     SYNCLINE_TRY(base::ReadExactly(file_, old_bytes, offset));
     std::ranges::copy(old_bytes, new_bytes.begin());
-    const std::uint64_t elements = record.Exchange(new_bytes, element_bytes());
-    if (Status status = WriteOrRestore(new_bytes, old_bytes, offset); !status) {
+    const std::uint64_t changed = record.Exchange(new_bytes, element_bytes());
+    if (Status status = file_.WriteAt(new_bytes, offset); !status) {
       record.Exchange(new_bytes, element_bytes());
+      if (!file_.WriteAt(old_bytes, offset)) lost_ = true;
       return status;
     }
-    elements_changed_ += elements;
-    exchanged += record.record_bytes();
+    elements += changed;
+    done += record.record_bytes();
     return {};
-  };
-  Status status = ForEachRecord(records, exchange);
+  });
+}
+
+Status TensorPatcher::Exchange(std::size_t segment) {
+  std::vector<std::byte> scratch;
+  SYNCLINE_ASSIGN(const MutableByteSpan records, log_.Read(index_, segment, scratch));
+  std::size_t done = 0;
+  std::uint64_t elements = 0;
+  Status status = ExchangeRecords(records, done, elements);
   if (status) status = log_.Keep(index_, segment, records);
-  if (status || lost_) return status;
-  // Back over what was done.
-  if (!ForEachRecord(records.first(exchanged), exchange)) lost_ = true;
-  return status;
-}
-
-Status TensorPatcher::ExchangeBlocks() {
-  elements_changed_ = 0;
-  for (std::size_t i = 0; i < log_.segment_count(index_); ++i) {
-    Status status = ExchangeSegment(i);
-    if (status) continue;
-    for (std::size_t k = 0; k < i && !lost_; ++k) lost_ = !ExchangeSegment(k);
-    return status;
+  if (status) {
+    elements_[segment] = elements;
+    new_[segment] ^= 1;
+    return {};
   }
-  return {};
-}
-
-Status TensorPatcher::Write() {
-  if (written_) return {};
-  SYNCLINE_TRY(ExchangeBlocks());
-  written_ = true;
-  return {};
-}
-
-Status TensorPatcher::Undo() {
-  if (!written_) return {};
-  SYNCLINE_TRY(ExchangeBlocks());
-  written_ = false;
-  return {};
+  if (lost_) return status;
+  std::size_t undone = 0;
+  std::uint64_t ignored = 0;
+  if (!ExchangeRecords(records.first(done), undone, ignored)) lost_ = true;
+  return status;
 }
 
 }  // namespace syncline::replica
