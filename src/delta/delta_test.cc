@@ -239,7 +239,7 @@ Bytes Compress(const Bytes& content) {
 
 Bytes OverwriteContent(const std::vector<std::uint32_t>& numbers, std::size_t values) {
   Bytes content(numbers.size() * 4 + values);
-  std::memcpy(content.data(), numbers.data(), numbers.size() * 4);
+  std::ranges::copy(std::as_bytes(std::span(numbers)), content.begin());
   return content;
 }
 

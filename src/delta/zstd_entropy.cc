@@ -232,11 +232,10 @@ Result<std::size_t> HuffmanTable::Read(ByteSpan from) {
   }
   const auto last_weight = static_cast<std::uint8_t>(std::bit_width(rest));
   weights[symbols] = last_weight;
-  for (const unsigned w : {0U, unsigned{last_weight}}) {
-    const unsigned change = w == 0 ? -1U : 1;
-    quarters[symbols / kQuarter][w] += change;
-    of_weight[w] += change;
-  }
+  --quarters[symbols / kQuarter][0];
+  --of_weight[0];
+  ++quarters[symbols / kQuarter][last_weight];
+  ++of_weight[last_weight];
   if (of_weight[1] < 2 || of_weight[1] % 2 != 0) {
     return Fail(Code::kCorrupt, "Huffman table: the longest codes do not come in pairs");
   }
@@ -263,7 +262,8 @@ Result<std::size_t> HuffmanTable::Read(ByteSpan from) {
     for (unsigned i = 0; i < of_weight[w]; ++i, ++symbol, cell += size) {
       // Four cells at a time; those that are too much belong to what comes next, or are behind the
       // table.
-      const std::uint64_t four = (unsigned{*symbol} << 8 | (log + 1 - w)) * 0x0001'0001'0001'0001;
+      const std::uint64_t four =
+          (std::uint64_t{*symbol} << 8 | (log + 1 - w)) * 0x0001'0001'0001'0001U;
       for (std::ptrdiff_t k = 0; k < size; k += 4) std::memcpy(cell + k, &four, 8);
     }
   }
