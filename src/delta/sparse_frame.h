@@ -21,7 +21,7 @@ namespace syncline::delta {
 class SparseFrameReader {
  public:
   static constexpr std::uint64_t kUnknown = std::numeric_limits<std::uint64_t>::max();
-  static constexpr std::size_t kMaxBlock = 128 * 1024;
+  static constexpr std::size_t kMaxBlock = std::size_t{128} * 1024;
   // Sizes of image and mask; a little more than a block, so that whole words can be written
   // everywhere.
   static constexpr std::size_t kImageBytes = kMaxBlock + 8;

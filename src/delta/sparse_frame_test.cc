@@ -365,10 +365,10 @@ TEST(SparseFrameTest, ReadsRunsOfAllLengths) {
 }
 
 TEST(SparseFrameTest, AgreesWithTheLibraryOnItsFrames) {
-  std::mt19937_64 random(1);
   std::vector<Bytes> contents = {Bytes(), Bytes(1), Bytes(17), Bytes(kBlock),
                                  Bytes(3 * kBlock + 5)};
   const std::size_t zeros = contents.size();
+  std::mt19937_64 random(zeros);
   for (const double density : {0.0003, 0.01, 0.1}) {
     for (const std::size_t size : {300UL, 70000UL, 2 * kBlock + 10})
       contents.push_back(SparseContent(size, density, 2, 256, size));
@@ -450,6 +450,7 @@ std::vector<Bytes> SmallFrames() {
   frames.push_back(ZeroRunFrame(SparseContent(8000, 0.05, 2, 8, 4), 5, true, false));
   frames.push_back(ZeroRunFrame(SparseContent(3000, 0.03, 1, 256, 5), 5, true, true));
   frames.push_back(ZeroRunFrame(SparseContent(kBlock + 500, 0.0008, 1, 9, 6), 5, true, false, 5));
+  frames.push_back(OwnFrame(SparseContent(30000, 0.03, 2, 256, 8), 2));
   frames.push_back(LibraryFrame(SparseContent(3000, 0.01, 1, 256, 7), 3));
   frames.push_back(LibraryFrame(Bytes(5000), 1));
   frames.push_back(LibraryFrame(Bytes(300), 1, false));

@@ -140,6 +140,7 @@ XorEncoder::XorEncoder() : state_(std::make_unique<State>()) {
   set(ZSTD_c_hashLog, 6);  // tables of the match finder, which does not run
   set(ZSTD_c_blockDelimiters, ZSTD_sf_explicitBlockDelimiters);
   set(ZSTD_c_validateSequences, 0);
+  set(ZSTD_c_searchForExternalRepcodes, ZSTD_ps_enable);  // offset 1 as "the same as last time"
 }
 XorEncoder::~XorEncoder() = default;
 XorEncoder::XorEncoder(XorEncoder&&) noexcept = default;

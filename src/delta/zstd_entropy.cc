@@ -19,6 +19,7 @@ using base::Status;
 constexpr unsigned kMaxWeights = 255;  // the last symbol's weight is not written
 constexpr unsigned kMaxWeight = 12;
 constexpr unsigned kWeightLog = 6;
+constexpr std::size_t kBitsOf8Weights = std::size_t{8} * kWeightLog;
 
 // Little-endian bits from the front of a span; zeros follow its end.
 class ForwardBits {
@@ -63,8 +64,8 @@ Result<std::size_t> ReadFseCounts(ByteSpan from, unsigned max_symbol, unsigned m
   while (remaining > 0) {
     if (symbol > max_symbol || bits.Overrun()) break;
     // A value 0..remaining+1, of which the lowest take one bit less than the others.
-    const auto width = static_cast<unsigned>(std::bit_width(remaining + 1));
-    const unsigned half = 1U << (width - 1);
+    const unsigned half = std::bit_floor(remaining + 1);
+    const auto width = static_cast<unsigned>(std::bit_width(half));
     const unsigned short_values = 2 * half - 2 - remaining;
     const std::uint32_t next = bits.Peek();
     unsigned value = next & (half - 1);
@@ -109,7 +110,7 @@ void SpreadFseSymbols(const FseCounts& counts, std::uint8_t* symbols) {
       --rare;
       continue;
     }
-    const std::uint64_t word = s * 0x0101'0101'0101'0101;
+    const std::uint64_t word = std::uint64_t{s} * 0x0101'0101'0101'0101;
     for (int i = 0; i < count; i += 8)
       std::memcpy(&in_order[end + static_cast<unsigned>(i)], &word, 8);
     end += static_cast<unsigned>(count);
@@ -156,7 +157,7 @@ Result<unsigned> ReadFseWeights(ByteSpan from, Weights& weights) {
   Cell b = cells[bits.Take(counts.log)];
   if (bits.Overrun()) return Fail(Code::kIncompatible, "Huffman table: the weights are truncated");
   unsigned count = 0;
-  while (bits.Left() >= 8 * kWeightLog && count + 8 < kMaxWeights) {
+  while (bits.Left() >= kBitsOf8Weights && count + 8 < kMaxWeights) {
     bits.Refill();
     for (int i = 0; i < 4; ++i) {
       weights[count++] = a.symbol;
@@ -262,8 +263,8 @@ Result<std::size_t> HuffmanTable::Read(ByteSpan from) {
     for (unsigned i = 0; i < of_weight[w]; ++i, ++symbol, cell += size) {
       // Four cells at a time; those that are too much belong to what comes next, or are behind the
       // table.
-      const std::uint64_t four =
-          (std::uint64_t{*symbol} << 8 | (log + 1 - w)) * 0x0001'0001'0001'0001U;
+      const std::uint64_t cell_value = unsigned{*symbol} << 8 | (log + 1 - w);
+      const std::uint64_t four = cell_value * 0x0001'0001'0001'0001;
       for (std::ptrdiff_t k = 0; k < size; k += 4) std::memcpy(cell + k, &four, 8);
     }
   }
