@@ -141,6 +141,15 @@ Result<MappedCheckpoint> MappedCheckpoint::Open(FileSystem& files, const std::st
   return Map(files, std::move(checkpoint));
 }
 
+std::vector<tensor::TensorView> MappedCheckpoint::Views() const {
+  std::vector<tensor::TensorView> views;
+  views.reserve(checkpoint_.tensors().size());
+  for (const CheckpointTensor& tensor : checkpoint_.tensors()) {
+    views.push_back({tensor.name, tensor.dtype, tensor.shape, Bytes(tensor)});
+  }
+  return views;
+}
+
 Result<MappedCheckpoint> MappedCheckpoint::Map(FileSystem& files, Checkpoint checkpoint) {
   MappedCheckpoint mapped(std::move(checkpoint));
   for (std::size_t i = 0; i < mapped.checkpoint_.files().size(); ++i) {

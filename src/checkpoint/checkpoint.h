@@ -14,6 +14,7 @@
 
 #include "base/file.h"
 #include "checkpoint/safetensors.h"
+#include "tensor/view.h"
 
 namespace syncline::checkpoint {
 
@@ -64,6 +65,8 @@ class MappedCheckpoint {
   static base::Result<MappedCheckpoint> Map(base::FileSystem& files, Checkpoint checkpoint);
 
   const Checkpoint& checkpoint() const { return checkpoint_; }
+  // All tensors, by name; valid as long as this object.
+  std::vector<tensor::TensorView> Views() const;
   base::ByteSpan Bytes(const CheckpointTensor& tensor) const {
     return maps_[tensor.file].bytes().subspan(tensor.offset, tensor.bytes);
   }

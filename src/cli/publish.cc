@@ -34,14 +34,6 @@ struct Options {
   std::string baseline;
 };
 
-std::vector<tensor::TensorView> Views(const MappedCheckpoint& mapped) {
-  std::vector<tensor::TensorView> views;
-  for (const auto& tensor : mapped.checkpoint().tensors()) {
-    views.push_back({tensor.name, tensor.dtype, tensor.shape, mapped.Bytes(tensor)});
-  }
-  return views;
-}
-
 // The last version's tensors, as far as a delta needs them.
 struct LastVersion {
   std::optional<std::uint64_t> number;
@@ -117,7 +109,7 @@ Result<Output> Publish(const Session& session, Options options) {
   SYNCLINE_ASSIGN(const LastVersion last, OpenLast(session, options, versions.empty()));
 
   std::vector<tensor::TensorView> held;
-  if (last.mapped) held = Views(*last.mapped);
+  if (last.mapped) held = last.mapped->Views();
   SYNCLINE_ASSIGN(
       store::Publisher publisher,
       store::Publisher::Open(session.files, options.store,
@@ -130,7 +122,7 @@ Result<Output> Publish(const Session& session, Options options) {
                                            publisher.last_version().value_or(0)));
   }
   SYNCLINE_ASSIGN(const store::PublishReport report,
-                  publisher.Publish(options.version, Views(input), options.full, session.progress,
+                  publisher.Publish(options.version, input.Views(), options.full, session.progress,
                                     &session.cancel));
   // Only now is it known which checkpoint version 0 is.
   if (!options.base.empty()) SYNCLINE_TRY(UpdateBaseline(session, options, report.version));

@@ -121,8 +121,8 @@ class Puller {
     auto checkpoint = Checkpoint::Open(files_, state_.directory());
     if (!checkpoint) {
       const Code code = checkpoint.error().code;
-      if (code != Code::kCorrupt &&
-          code != Code::kNotFound) {  // it cannot be read now: no proof of damage
+      // If it merely cannot be read now, that is no proof of damage.
+      if (code != Code::kCorrupt && code != Code::kNotFound) {
         return std::unexpected(std::move(checkpoint).error());
       }
       return Distrust(fmt::format("its files are damaged ({})", checkpoint.error().message));
@@ -136,6 +136,8 @@ class Puller {
         return Distrust(fmt::format("{} tensors did not survive a restart of the machine: {}",
                                     wrong.size(), fmt::join(wrong, ", ")));
       }
+      head->boot_id = state_.BootId();
+      SYNCLINE_TRY(state_.WriteHead(*head));  // once a restart is enough
     }
     head_ = *std::move(head);
     return {};

@@ -258,6 +258,9 @@ TEST_P(ReplicaTest, AfterARestartBytesAreHashedBeforeTheyAreTrusted) {
     ASSERT_OK(state.WriteHead(head));
   };
   restart();
+  ASSERT_OK(PullTo(1));
+  EXPECT_EQ(state.ReadHead(1).value().value().boot_id, state.BootId());
+  restart();
   ASSERT_OK_AND_ASSIGN(const PullReport kept, PullTo(2));
   EXPECT_FALSE(kept.seeded);
   ExpectAt(2);

@@ -27,12 +27,8 @@ using checkpoint::MappedCheckpoint;
 
 Status Load(const MappedCheckpoint& mapped, const ResumeOptions& options,
             store::Baseline& baseline) {
-  std::vector<tensor::TensorView> views;
-  for (const auto& tensor : mapped.checkpoint().tensors()) {
-    views.push_back({tensor.name, tensor.dtype, tensor.shape, mapped.Bytes(tensor)});
-  }
   base::ThreadPool pool(options.publisher.threads);
-  SYNCLINE_TRY(baseline.Advance(views, {}, pool));
+  SYNCLINE_TRY(baseline.Advance(mapped.Views(), {}, pool));
   return options.cancel != nullptr ? options.cancel->Check() : Status();
 }
 
