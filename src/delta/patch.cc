@@ -103,8 +103,9 @@ class FrameReader {
   bool ended_ = false;
 };
 
-// Reads xor frames of a tensor with units of sizeof(Unit) bytes. Frames whose matches only repeat zeros (ours, and some of others) go through the
-// SparseFrameReader, which takes time by what changed; as soon as it declines, the library reads on from the same place.
+// Reads xor frames of a tensor with units of sizeof(Unit) bytes. Frames whose matches only repeat
+// zeros (ours, and some of others) go through the SparseFrameReader, which takes time by what
+// changed; as soon as it declines, the library reads on from the same place.
 template <typename Unit>
 class XorPatch final : public TensorPatch {
  public:

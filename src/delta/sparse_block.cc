@@ -87,8 +87,8 @@ enum class Offsets : std::uint8_t {
   kAny,
 };
 
-// Decodes the next batch of `s`. False unless all offsets in it are 1; the library has to look at the
-// frame then.
+// Decodes the next batch of `s`. False unless all offsets in it are 1; the library has to look at
+// the frame then.
 template <Offsets kOffsets>
 [[gnu::always_inline]] inline bool DecodeBatch(Batch& s) {
   const SequenceCell* const literal_lengths = (*s.tables)[kLiteralLength].cells.data();

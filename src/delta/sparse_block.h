@@ -43,9 +43,9 @@ class SparseSequences {
  public:
   static constexpr std::size_t kBatch = 256;
 
-  // Decodes `count` > 0 sequences from `bits`. Nothing if one of them is not known to repeat a zero,
-  // takes more literals than there are, or passes `limit`, or if the bits do not end where the
-  // sequences do: the library has to look at the frame. zero_before: the block follows a zero.
+  // Decodes `count` > 0 sequences from `bits`. Nothing if one of them is not known to repeat a
+  // zero, takes more literals than there are, or passes `limit`, or if the bits do not end where
+  // the sequences do: the library has to look at the frame. zero_before: the block follows a zero.
   std::optional<SequenceExtent> Put(const SequenceTables& tables, BackwardBits bits,
                                     std::size_t count, Literals literals, std::size_t limit,
                                     bool zero_before, const BlockTarget& target);

@@ -190,7 +190,8 @@ Bytes SequenceFrame(const Bytes& content, const std::vector<ZSTD_Sequence>& sequ
   return frame;
 }
 
-// One sequence for each run of at least min_run zeros; with `split` some of these become two, of which the second has no literals.
+// One sequence for each run of at least min_run zeros; with `split` some of these become two, of
+// which the second has no literals.
 Bytes ZeroRunFrame(const Bytes& content, std::size_t min_run, bool repeat_codes, bool split,
                    int level = 1) {
   std::vector<ZSTD_Sequence> sequences;

@@ -322,7 +322,8 @@ Status DecodeRest(CodeStream stream, const std::uint16_t* cells, std::byte* out,
   return Fail(Code::kIncompatible, "Huffman stream: ends elsewhere than its last code");
 }
 
-// Decodes an equal number of codes of each stream, at most `size`, to out, out + stride and so on; returns the number.
+// Decodes an equal number of codes of each stream, at most `size`, to out, out + stride and so on;
+// returns the number.
 [[gnu::always_inline]] inline std::size_t DecodeInStep(CodeStream (&streams)[4],
                                                        const std::uint16_t* cells, std::byte* out,
                                                        std::size_t stride, std::size_t size) {

@@ -89,14 +89,8 @@ class Seeder {
       SYNCLINE_ASSIGN(auto copy,
                       files_.Open(base::JoinPath(incoming_, file.name), base::OpenMode::kCreate));
       SYNCLINE_TRY(copy->Allocate(file.bytes));
-      // What comes before the first tensor is the header.
-      std::uint64_t head_bytes = file.bytes;
-      for (const CheckpointTensor& tensor : checkpoint.tensors()) {
-        if (tensor.file == i) head_bytes = std::min(head_bytes, tensor.offset);
-      }
       SYNCLINE_ASSIGN(const auto from, files_.Open(checkpoint.FilePath(i), base::OpenMode::kRead));
-      SYNCLINE_TRY(CopyRange(*from, *copy, 0, head_bytes));
-      SYNCLINE_TRY(CopyUnindexed(checkpoint, i, *from, *copy));
+      SYNCLINE_TRY(CopyUncovered(checkpoint, i, *from, *copy));
       copies.push_back(std::move(copy));
       names_.push_back(file.name);
       bytes_ += file.bytes;
@@ -117,16 +111,15 @@ class Seeder {
     return head;
   }
 
-  // Ranges of a file that no tensor of the checkpoint covers (tensors that the index leaves out)
-  // are copied too.
-  Status CopyUnindexed(const Checkpoint& checkpoint, std::size_t file, base::File& from,
+  // What no tensor of the checkpoint covers: the header, and tensors that the index leaves out.
+  Status CopyUncovered(const Checkpoint& checkpoint, std::size_t file, base::File& from,
                        base::File& to) {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
     for (const CheckpointTensor& tensor : checkpoint.tensors()) {
       if (tensor.file == file) ranges.emplace_back(tensor.offset, tensor.offset + tensor.bytes);
     }
     std::ranges::sort(ranges);
-    std::uint64_t at = ranges.empty() ? 0 : ranges.front().first;
+    std::uint64_t at = 0;
     for (const auto& [begin, end] : ranges) {
       if (begin > at) SYNCLINE_TRY(CopyRange(from, to, at, begin));
       at = std::max(at, end);

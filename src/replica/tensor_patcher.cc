@@ -1,6 +1,7 @@
-// A record exchanges old and new values, so the same walk over the records goes forwards and back. A failed write is followed by writing the old bytes
-// of the same range, which the walk still has in memory; a walk that fails later goes back over what it has done. Thus the unit of failure is the
-// segment, or of a tensor that is written at once the tensor.
+// A record exchanges old and new values, so the same walk over the records goes forwards and back.
+// A failed write is followed by writing the old bytes of the same range, which the walk still has
+// in memory; a walk that fails later goes back over what it has done. Thus the unit of failure is
+// the segment, or of a tensor that is written at once the tensor.
 #include "replica/tensor_patcher.h"
 
 #include <algorithm>

@@ -15,19 +15,22 @@
 
 namespace syncline::replica {
 
-// Every call leaves what it touches (the tensor, or one segment of it) on disk wholly old or wholly new, also when it fails, unless `lost()`.
-// One thread at a time, except that different segments may be exchanged by different threads.
+// Every call leaves what it touches (the tensor, or one segment of it) on disk wholly old or wholly
+// new, also when it fails, unless `lost()`. One thread at a time, except that different segments
+// may be exchanged by different threads.
 class TensorPatcher {
  public:
-  // Tensors up to this size are patched in memory as a whole and written at once; of larger ones the changed blocks are read once to be checked and
-  // once to be written, segment by segment of the log.
+  // Tensors up to this size are patched in memory as a whole and written at once; of larger ones
+  // the changed blocks are read once to be checked and once to be written, segment by segment of
+  // the log.
   static constexpr std::uint64_t kWholeBytes = 8 << 20;
 
   TensorPatcher(base::File& file, const checkpoint::CheckpointTensor& tensor, ChangeLog& log,
                 std::size_t index, base::Pool<base::Buffer>& buffers)
       : file_(file), tensor_(tensor), log_(log), index_(index), buffers_(buffers) {}
 
-  // Is the hash of what the tensor would become `expected`? With `write`, if so, a tensor of at most kWholeBytes is written too.
+  // Is the hash of what the tensor would become `expected`? With `write`, if so, a tensor of at
+  // most kWholeBytes is written too.
   base::Result<bool> Check(tensor::HashKind kind, const std::string& expected, bool write);
 
   std::size_t segment_count() const { return new_.size(); }

@@ -1,9 +1,9 @@
 // Publishing version N:
 // 1. Everything is written into .syncline/staging/weight_vN: files, then the manifest; each is
 //    synced if `durable`.
-// 2. The staging directory is synced, then renamed to weight_vN, then the store directory is
-//    synced. The rename is the commit: readers see all of a version or nothing of it.
-// 3. The baseline moves. If the process dies between 2 and 3 nothing is lost: the next publisher
+// 2. The staging directory is synced, then renamed to weight_vN. The rename is the commit: readers
+//    see all of a version or nothing of it.
+// 3. The baseline moves, and the store directory is synced. If the process dies between 2 and 3 nothing is lost: the next publisher
 //    takes N as its baseline. A publisher that finds staging left over removes it; the lock says
 //    that nobody is writing there.
 #include "store/publisher.h"
@@ -221,13 +221,17 @@ Status Publisher::CheckSameTensors(std::span<const TensorView> tensors) const {
 }
 
 Status Publisher::WriteFullFiles(const std::string& directory, std::span<const TensorView> tensors,
-                                 PublishReport& report, base::Progress& progress,
-                                 const base::CancelToken* cancel) {
+                                 std::vector<std::pair<std::string, std::uint64_t>>& written,
+                                 base::Progress& progress, const base::CancelToken* cancel) {
   SYNCLINE_TRY(checkpoint::WriteCheckpoint(
       *files_, directory, tensors, {.durable = options_.durable}, *pool_, progress, cancel));
-  report.tensors_changed = report.tensors;
-  report.elements_changed = report.elements;
-  return {};
+  SYNCLINE_ASSIGN(const std::vector<std::string> names, files_->List(directory));
+  for (const std::string& name : names) {
+    SYNCLINE_ASSIGN(const base::FileInfo info, files_->Stat(base::JoinPath(directory, name)));
+    written.emplace_back(name, info.size);
+  }
+  if (options_.companions_from.empty()) return {};
+  return CopyCompanions(*files_, options_.companions_from, directory, options_.durable, written);
 }
 
 Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
@@ -256,16 +260,9 @@ Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
   Manifest manifest;
   std::vector<delta::ChangedLines> lines;
   if (full) {
-    SYNCLINE_TRY(WriteFullFiles(directory, tensors, report, progress, cancel));
-    SYNCLINE_ASSIGN(const std::vector<std::string> names, files_->List(directory));
-    for (const std::string& name : names) {
-      SYNCLINE_ASSIGN(const base::FileInfo info, files_->Stat(base::JoinPath(directory, name)));
-      manifest.files.emplace_back(name, info.size);
-    }
-    if (!options_.companions_from.empty()) {
-      SYNCLINE_TRY(CopyCompanions(*files_, options_.companions_from, directory, options_.durable,
-                                  manifest.files));
-    }
+    SYNCLINE_TRY(WriteFullFiles(directory, tensors, manifest.files, progress, cancel));
+    report.tensors_changed = report.tensors;
+    report.elements_changed = report.elements;
   } else {
     const DeltaInfo info{
         .version = version, .base_version = *last_version_, .encoding = options_.encoding};

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
@@ -88,8 +89,10 @@ class Publisher {
   Publisher() = default;
 
   base::Result<std::uint64_t> ChooseVersion(std::optional<std::uint64_t> asked, bool full) const;
+  // The checkpoint and its companions; `written` receives their names and sizes.
   base::Status WriteFullFiles(const std::string& directory,
-                              std::span<const tensor::TensorView> tensors, PublishReport& report,
+                              std::span<const tensor::TensorView> tensors,
+                              std::vector<std::pair<std::string, std::uint64_t>>& written,
                               base::Progress& progress, const base::CancelToken* cancel);
   base::Status CheckSameTensors(std::span<const tensor::TensorView> tensors) const;
 

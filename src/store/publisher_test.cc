@@ -175,7 +175,8 @@ TEST_P(PublisherTest, BR07_AFailedPublishLeavesNothingAndTheNextOneCoversIt) {
   EXPECT_GT(last, 10U);
 }
 
-// The rename is the commit: what fails after it is reported, but the version stands and the chain goes on from it.
+// The rename is the commit: what fails after it is reported, but the version stands and the chain
+// goes on from it.
 TEST_P(PublisherTest, AFailureAfterTheCommitIsReportedAndTheVersionStands) {
   base::FaultyFileSystem faulty(files);
   ASSERT_OK_AND_ASSIGN(Publisher publisher, Open(faulty));
