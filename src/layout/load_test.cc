@@ -1,0 +1,167 @@
+#include "layout/load.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <map>
+
+#include "base/progress.h"
+#include "base/result_matchers.h"
+#include "base/temp_dir.h"
+#include "checkpoint/writer.h"
+
+namespace syncline::layout {
+namespace {
+
+using base::Code;
+using base::FileSystem;
+using tensor::Dtype;
+
+using Contents = std::map<std::string, std::vector<std::byte>>;
+
+// A plan with a stack (in one piece each), a tensor that is cut by columns (scattered), a skip and
+// an alias.
+Plan MakePlan(std::uint64_t rows, std::uint64_t columns) {
+  PlanBuilder builder;
+  builder.AddStacked({{"q", Dtype::kBF16, {rows, columns}}, {"k", Dtype::kBF16, {2, columns}}},
+                     "qk");
+  const std::size_t left = builder.AddParameter({"left", Dtype::kBF16, {rows, 1}});
+  const std::size_t right = builder.AddParameter({"right", Dtype::kBF16, {rows, columns}});
+  const std::size_t cut = builder.AddTensor({"cut", Dtype::kBF16, {rows, columns + 1}});
+  builder.AddPiece({cut, left, {{0, 0}, {rows, 1}}, {{0, 0}, {rows, 1}}});
+  builder.AddPiece({cut, right, {{0, 1}, {rows, columns + 1}}, {{0, 0}, {rows, columns}}});
+  builder.Alias("twin", "cut");
+  builder.Skip("*.inv_freq");
+  auto plan = std::move(builder).Build();
+  if (!plan) ADD_FAILURE() << plan.error().message;
+  return std::move(*plan);
+}
+
+class LoadTest : public testing::Test {
+ protected:
+  void MakePlanOf(std::uint64_t rows, std::uint64_t columns) {
+    plan_ = MakePlan(rows, columns);
+    memory_.clear();
+    for (const TensorSpec& parameter : plan_.parameters()) {
+      memory_.emplace_back(parameter.bytes(), std::byte{0xEE});
+    }
+    contents_.clear();
+    shapes_.clear();
+    for (const TensorSpec& tensor : plan_.tensors()) Add(tensor.name, tensor.shape);
+  }
+  void Add(const std::string& name, const std::vector<std::uint64_t>& shape) {
+    std::uint64_t bytes = 2;
+    for (const std::uint64_t size : shape) bytes *= size;
+    std::vector<std::byte> data(bytes);
+    for (std::byte& value : data) value = static_cast<std::byte>(next_ = next_ * 5 + 3);
+    contents_[name] = data;
+    shapes_[name] = shape;
+  }
+
+  base::Result<LoadReport> Load(std::uint64_t max_file_bytes = 1 << 30) {
+    std::vector<tensor::TensorView> views;
+    for (const auto& [name, bytes] : contents_) {
+      views.push_back({name, Dtype::kBF16, shapes_[name], bytes});
+    }
+    base::ThreadPool pool(2);
+    base::Progress progress;
+    EXPECT_OK(FileSystem::Posix().RemoveAll(directory_ / "c"));
+    EXPECT_OK(FileSystem::Posix().MakeDirectories(directory_ / "c"));
+    EXPECT_OK(checkpoint::WriteCheckpoint(FileSystem::Posix(), directory_ / "c", views,
+                                          {.max_file_bytes = max_file_bytes, .durable = false},
+                                          pool, progress, nullptr));
+    SYNCLINE_ASSIGN(const auto opened,
+                    checkpoint::Checkpoint::Open(FileSystem::Posix(), directory_ / "c"));
+    std::vector<base::MutableByteSpan> spans(memory_.begin(), memory_.end());
+    return LoadCheckpoint(FileSystem::Posix(), opened, plan_, spans, pool, nullptr);
+  }
+
+  void ExpectLoaded() {
+    const std::vector<base::ByteSpan> spans(memory_.begin(), memory_.end());
+    for (std::size_t i = 0; i < plan_.tensors().size(); ++i) {
+      std::vector<std::byte> found(plan_.tensors()[i].bytes());
+      plan_.Gather(i, spans, found);
+      EXPECT_EQ(found, contents_[plan_.tensors()[i].name]) << plan_.tensors()[i].name;
+    }
+  }
+
+  base::TempDir directory_;
+  Plan plan_;
+  std::vector<std::vector<std::byte>> memory_;
+  Contents contents_;
+  std::map<std::string, std::vector<std::uint64_t>> shapes_;
+  std::uint32_t next_ = 1;
+};
+
+TEST_F(LoadTest, EveryTensorIsWhereThePlanSays) {
+  MakePlanOf(7, 5);
+  const auto report = Load();
+  ASSERT_OK(report);
+  EXPECT_EQ(report->tensors, 3U);
+  EXPECT_EQ(report->bytes, 2U * (35 + 10 + 42));
+  ExpectLoaded();
+}
+
+// Longer than one read call takes at once.
+TEST_F(LoadTest, LargeTensorsAreReadInPieces) {
+  MakePlanOf(3000, 1001);
+  ASSERT_OK(Load(1 << 20));
+  ExpectLoaded();
+}
+
+TEST_F(LoadTest, SkippedNamesAreIgnored) {
+  MakePlanOf(3, 3);
+  Add("layers.0.inv_freq", {4});
+  ASSERT_OK(Load());
+  ExpectLoaded();
+}
+
+TEST_F(LoadTest, MissingTensorsAreNamed) {
+  MakePlanOf(3, 3);
+  contents_.erase("k");
+  contents_.erase("cut");
+  EXPECT_ERROR(Load(), Code::kNotFound, "2 of 3 tensors are missing: k, cut");
+}
+
+TEST_F(LoadTest, ManyUnclaimedTensorsAreCounted) {
+  MakePlanOf(3, 3);
+  for (int i = 0; i < 9; ++i) Add("extra" + std::to_string(i), {1});
+  EXPECT_ERROR(Load(), Code::kNotFound, "(and 4 more)");
+}
+
+TEST_F(LoadTest, FusedNameComesWithTheNamesToSend) {
+  MakePlanOf(3, 3);
+  Add("qk", {5, 3});
+  EXPECT_ERROR(Load(), Code::kNotFound, "fused");
+}
+
+TEST_F(LoadTest, WrongShapeNamesFileAndTensor) {
+  MakePlanOf(3, 3);
+  Add("q", {3, 4});
+  EXPECT_ERROR(Load(), Code::kInvalidArgument, "model.safetensors");
+}
+
+TEST_F(LoadTest, TwinMustBeEqual) {
+  MakePlanOf(4, 3);
+  contents_["twin"] = contents_["cut"];
+  shapes_["twin"] = shapes_["cut"];
+  ASSERT_OK(Load());
+  ExpectLoaded();
+  contents_["twin"].back() ^= std::byte{1};
+  EXPECT_ERROR(Load(), Code::kChecksumMismatch, "twin");
+}
+
+TEST_F(LoadTest, TwinStandsInForItsTarget) {
+  MakePlanOf(4, 3);
+  contents_["twin"] = contents_["cut"];
+  shapes_["twin"] = shapes_["cut"];
+  const auto cut = contents_["cut"];
+  contents_.erase("cut");
+  ASSERT_OK(Load());
+  contents_["cut"] = cut;
+  ExpectLoaded();
+}
+
+}  // namespace
+}  // namespace syncline::layout

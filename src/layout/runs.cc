@@ -1,0 +1,70 @@
+#include "layout/runs.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace syncline::layout {
+namespace {
+
+// The dimensions of a box that are longer than 1, innermost first. In bits, because elements may be
+// smaller than a byte.
+struct Strides {
+  struct Dimension {
+    std::uint64_t extent = 0;
+    std::uint64_t stride = 0;
+  };
+  std::uint64_t offset = 0;
+  std::vector<Dimension> dimensions;
+};
+
+Strides FindStrides(std::uint64_t element_bits, const Place& place) {
+  Strides strides;
+  std::uint64_t stride = element_bits;
+  for (std::size_t d = place.shape.size(); d-- > 0;) {
+    const std::uint64_t extent = place.box.end[d] - place.box.begin[d];
+    strides.offset += place.box.begin[d] * stride;
+    if (extent > 1) strides.dimensions.push_back({.extent = extent, .stride = stride});
+    stride *= place.shape[d];
+  }
+  return strides;
+}
+
+void CopyLoops(const Runs& runs, std::size_t loops, const std::byte* from, std::byte* to) {
+  if (loops == 0) {
+    std::memcpy(to, from, runs.run);
+    return;
+  }
+  const Runs::Loop& loop = runs.loops[loops - 1];
+  for (std::uint64_t i = 0; i < loop.count; ++i) {
+    CopyLoops(runs, loops - 1, from + i * loop.from_stride, to + i * loop.to_stride);
+  }
+}
+
+}  // namespace
+
+Runs FindRuns(tensor::Dtype dtype, const Place& from, const Place& to) {
+  std::uint64_t run_bits = tensor::Bits(dtype);
+  const Strides from_strides = FindStrides(run_bits, from);
+  const Strides to_strides = FindStrides(run_bits, to);
+  Runs runs{.from = from_strides.offset / 8, .to = to_strides.offset / 8};
+  const std::size_t dimensions =
+      std::min(from_strides.dimensions.size(), to_strides.dimensions.size());
+  for (std::size_t i = 0; i < dimensions; ++i) {
+    const auto& [extent, from_stride] = from_strides.dimensions[i];
+    const std::uint64_t to_stride = to_strides.dimensions[i].stride;
+    if (from_stride == run_bits && to_stride == run_bits) {
+      run_bits *= extent;
+    } else {
+      runs.loops.push_back(
+          {.count = extent, .from_stride = from_stride / 8, .to_stride = to_stride / 8});
+    }
+  }
+  runs.run = run_bits / 8;
+  return runs;
+}
+
+void CopyRuns(const Runs& runs, const std::byte* from, std::byte* to) {
+  CopyLoops(runs, runs.loops.size(), from + runs.from, to + runs.to);
+}
+
+}  // namespace syncline::layout

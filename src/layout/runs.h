@@ -1,0 +1,40 @@
+// Copies a box of one row-major array into a box of another, by runs that are as long as the two
+// layouts allow.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "layout/box.h"
+#include "tensor/dtype.h"
+
+namespace syncline::layout {
+
+// Where a box lies in an array.
+struct Place {
+  tensor::Shape shape;  // of the array
+  const Box& box;
+};
+
+// All offsets and strides in bytes.
+struct Runs {
+  struct Loop {
+    std::uint64_t count = 0;
+    std::uint64_t from_stride = 0;
+    std::uint64_t to_stride = 0;
+  };
+  std::uint64_t from = 0;  // the first byte
+  std::uint64_t to = 0;
+  std::uint64_t run = 0;    // length
+  std::vector<Loop> loops;  // over runs, the innermost loop first
+};
+
+// The boxes have the same extents up to those of 1, and elements of less than a byte come in whole
+// bytes along the innermost dimension (both hold in every Plan).
+Runs FindRuns(tensor::Dtype dtype, const Place& from, const Place& to);
+
+// `from` and `to` are the first bytes of the arrays, which do not overlap.
+void CopyRuns(const Runs& runs, const std::byte* from, std::byte* to);
+
+}  // namespace syncline::layout
