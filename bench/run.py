@@ -6,15 +6,23 @@ Prints ours, the peer and the physical limit side by side, all from this run, an
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+# Read when OpenMP is loaded: idle threads of one side must not take the processor from the other.
+os.environ["OMP_WAIT_POLICY"] = "passive"
+
+import generation
 import steps
 from lines import Report
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "examples" / "smollm2"))
+
+from model import make_checkpoint
 
 
 def main() -> None:
@@ -27,6 +35,7 @@ def main() -> None:
     subprocess.run(
         [sys.executable, ROOT / "bench/pairs.py", "--cache", arguments.cache], check=True
     )
+    generation.run(report, make_checkpoint(ROOT / "build/cache/smollm2"))
     steps.run(report, arguments.cache, ROOT / "build/bench/scratch")
     report.write(arguments.out)
 

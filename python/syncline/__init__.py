@@ -8,11 +8,19 @@ checkpoint:
 
     syncline.pull("/shared/weights", "/local/model")
 
+An engine serves the model and takes each version while it generates:
+
+    with syncline.Engine("/models/base") as engine:
+        engine.update("/shared/weights", "/local/model", version)
+        engine.generate("Why is the sky blue?")
+
 All functions release the GIL while they work, and Ctrl-C ends them with store and replica whole.
 """
 
 from ._checkpoint import Checkpoint, TensorView, open_checkpoint
+from ._client import Client, UpdateReport
 from ._core import __version__
+from ._engine import Engine
 from ._publisher import Publisher
 from ._replica import log, pull, verify
 from ._reports import PublishReport, PullReport, VerifyReport, VersionInfo
@@ -41,7 +49,9 @@ __all__ = [
     "CancelledError",
     "Checkpoint",
     "ChecksumMismatchError",
+    "Client",
     "CorruptError",
+    "Engine",
     "Error",
     "IncompatibleError",
     "InternalError",
@@ -59,6 +69,7 @@ __all__ = [
     "TensorView",
     "TimedOutError",
     "UnavailableError",
+    "UpdateReport",
     "VerifyReport",
     "VersionInfo",
     "__version__",

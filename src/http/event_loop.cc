@@ -76,18 +76,18 @@ class AsioSocket final : public Socket {
 
   void ShutdownWrite() override {
     error_code ignored;
-    socket_.shutdown(tcp::socket::shutdown_send, ignored);
+    (void)socket_.shutdown(tcp::socket::shutdown_send, ignored);
   }
 
   void Close() override {
     error_code ignored;
-    socket_.close(ignored);
+    (void)socket_.close(ignored);
   }
 
   void Reset() override {
     error_code ignored;
-    socket_.set_option(asio::socket_base::linger(true, 0), ignored);
-    socket_.close(ignored);
+    (void)socket_.set_option(asio::socket_base::linger(true, 0), ignored);
+    (void)socket_.close(ignored);
   }
 
   bool PeerHasClosed() const override {
@@ -194,7 +194,7 @@ class AsioListener final : public Listener {
 
   void Close() override {
     error_code ignored;
-    acceptor_.close(ignored);
+    (void)acceptor_.close(ignored);
     pause_.cancel();
   }
 
@@ -258,12 +258,12 @@ Result<std::unique_ptr<Listener>> AsioLoop::Listen(const std::string& address, s
   const tcp::endpoint endpoint(parsed, port);
   const std::string name = fmt::format("{} port {}", address, port);
   tcp::acceptor acceptor(context_);
-  acceptor.open(endpoint.protocol(), error);
+  (void)acceptor.open(endpoint.protocol(), error);
   if (error) return ListenError(error, name);
-  acceptor.set_option(tcp::acceptor::reuse_address(true), error);
-  if (!error && parsed.is_v6()) acceptor.set_option(asio::ip::v6_only(false), error);
-  if (!error) acceptor.bind(endpoint, error);
-  if (!error) acceptor.listen(kBacklog, error);
+  (void)acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error && parsed.is_v6()) (void)acceptor.set_option(asio::ip::v6_only(false), error);
+  if (!error) (void)acceptor.bind(endpoint, error);
+  if (!error) (void)acceptor.listen(kBacklog, error);
   if (error) return ListenError(error, name);
   return std::make_unique<AsioListener>(context_, std::move(acceptor));
 }

@@ -25,13 +25,12 @@ constexpr std::size_t kLargeBody = 4 << 20;  // worth huge pages
 
 // Receiving into fresh memory costs several times the copy itself in page faults; huge pages make
 // them rare. A hint: not every kernel has them, and only whole huge pages follow it.
-void PreferHugePages(const std::string& memory) {
-  constexpr std::uintptr_t kHugePage = 2 << 20;
-  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
-  const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
-  const std::uintptr_t end = (begin + memory.capacity()) / kHugePage * kHugePage;
-  if (memory.capacity() < kLargeBody || first >= end) return;
-  (void)::madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+void PreferHugePages(std::string& memory) {
+  constexpr std::size_t kHugePage = 2 << 20;
+  void* first = memory.data();
+  std::size_t bytes = memory.capacity();
+  if (bytes < kLargeBody || std::align(kHugePage, kHugePage, first, bytes) == nullptr) return;
+  (void)::madvise(first, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
 }
 
 }  // namespace

@@ -25,9 +25,9 @@ Result<std::string> Decode(std::string_view text, bool plus_is_space) {
     } else {
       const std::string_view digits = text.substr(i + 1, 2);
       unsigned char byte = 0;
-      const char* end = digits.data() + digits.size();
-      const auto [parsed, error] = std::from_chars(digits.data(), end, byte, 16);
-      if (digits.size() != 2 || error != std::errc() || parsed != end) {
+      const auto [end, error] =
+          std::from_chars(digits.data(), digits.data() + digits.size(), byte, 16);
+      if (error != std::errc() || end != digits.data() + 2) {
         return Fail(Code::kInvalidArgument,
                     fmt::format("\"%{}\" in the request target is no percent-encoding", digits));
       }

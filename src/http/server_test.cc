@@ -229,6 +229,7 @@ TEST(Server, RepliesMayComeFromAnyThread) {
       {.threads = 2});
   std::atomic<bool> done = false;
   std::vector<std::thread> workers;
+  workers.reserve(4);
   for (int i = 0; i < 4; ++i) {
     workers.emplace_back([&] {
       while (!done) {
@@ -246,6 +247,7 @@ TEST(Server, RepliesMayComeFromAnyThread) {
     });
   }
   std::vector<TestClient> clients;
+  clients.reserve(64);
   for (int i = 0; i < 64; ++i) clients.emplace_back(server->port());
   for (int round = 0; round < 20; ++round) {
     for (std::size_t i = 0; i < clients.size(); ++i) {

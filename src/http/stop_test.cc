@@ -156,6 +156,7 @@ TEST(Stop, MayComeAtAnyTime) {
         {.threads = 3});
     const std::uint16_t port = server->port();
     std::atomic<int> started = 0;
+    threads.reserve(4);
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&, t] {
         while (!stopped) {

@@ -43,6 +43,7 @@ TEST(Stream, ABurstArrivesInOrder) {
   ASSERT_NE(exchange, nullptr);
   exchange->BeginStream(202, "text/plain");
   std::vector<std::string> chunks;
+  chunks.reserve(3000);
   for (int i = 0; i < 3000; ++i) {
     chunks.push_back(std::to_string(i) + std::string(i % 100 == 0 ? 100000 : 10, 'x'));
   }
@@ -92,6 +93,7 @@ TEST(Stream, ManyStreamsOfManyThreads) {
     return exchanges.size() == kStreams;
   }));
   std::vector<std::thread> writers;
+  writers.reserve(4);
   for (int t = 0; t < 4; ++t) {
     writers.emplace_back([&, t] {
       for (int i = t; i < kStreams; i += 4) exchanges[i]->BeginStream(200, "text/plain");

@@ -44,9 +44,8 @@ int Connect(const sockaddr* address, socklen_t bytes) {
 template <typename T>
 std::optional<T> ParseNumber(std::string_view text, int base) {
   T number = 0;
-  const char* end = text.data() + text.size();
-  const auto [parsed, error] = std::from_chars(text.data(), end, number, base);
-  if (error != std::errc() || parsed != end) return std::nullopt;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, base);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return number;
 }
 

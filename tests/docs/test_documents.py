@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tiny_llama
 from harness import BINARY, TESTS
-from safetensors_files import Tensor, write_checkpoint
 
 ROOT = TESTS.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -23,14 +25,16 @@ def blocks(path: Path, language: str) -> list[str]:
 
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Path:
-    """A directory with the checkpoints that the documents speak of."""
+    """A directory with the checkpoints that the documents speak of: three steps of a tiny model."""
     rng = np.random.default_rng(1)
-    data = rng.integers(0, 256, 20_000, dtype=np.uint8)
+    tensors = tiny_llama.weights(1)
     for step in range(3):
-        tensors = {"model.embed_tokens.weight": Tensor("BF16", (100, 100), data.copy())}
-        (tmp_path / f"out/step-{step}").mkdir(parents=True)
-        write_checkpoint(tmp_path / f"out/step-{step}", tensors)
+        tiny_llama.write(tmp_path / f"out/step-{step}", tensors)
+        data = tensors["model.embed_tokens.weight"].data.copy()
         data[rng.integers(0, data.size, 20)] ^= 1
+        tensors["model.embed_tokens.weight"] = replace(
+            tensors["model.embed_tokens.weight"], data=data
+        )
     return tmp_path
 
 
@@ -55,17 +59,23 @@ def test_readme_commands(sandbox: Path) -> None:
         run(script, sandbox)
 
 
-def test_readme_python(sandbox: Path, package, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = blocks(ROOT / "README.md", "python")
+def test_readme_python(sandbox: Path, package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All Python of the README, in order; the trainer's model is the next step."""
+    model = package.open_checkpoint(sandbox / "out/step-1")
 
     class Model:
         @staticmethod
         def state_dict() -> dict[str, np.ndarray]:
-            return {"w": np.zeros((2, 3), np.float32)}
+            return {name: model[name].numpy() for name in model}
 
     monkeypatch.chdir(sandbox)
-    exec(code, {"model": Model})  # noqa: S102
-    assert package.log("weights")[0].version == 0
+    run("syncline publish out/step-0 --to weights", sandbox)
+    run("syncline publish out/step-2 --to weights", sandbox)
+    scope: dict[str, Any] = {"model": Model}
+    for code in blocks(ROOT / "README.md", "python"):
+        exec(code, scope)  # noqa: S102
+    assert [version.version for version in package.log("weights")] == [0, 1, 2]
+    assert scope["reply"]["meta_info"]["weight_version"] == "2"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS[1:], ids=lambda p: str(p.relative_to(ROOT)))

@@ -1,0 +1,157 @@
+"""Lines of the engine: generated tokens per second, and how fast a checkpoint is taken."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import syncline
+from lines import Line, Report, seconds
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "smollm2"))
+
+PROMPT = 16  # tokens
+NEW = 64
+BATCHES = (1, 8, 32)
+ROUNDS = 3
+
+
+def prompts(count: int) -> list[list[int]]:
+    rng = np.random.default_rng(count)
+    return rng.integers(1000, 40000, (count, PROMPT)).tolist()
+
+
+def reference(checkpoint: Path) -> Callable[[int], float]:
+    """Tokens per second of transformers' greedy generation for a batch, with its key-value cache."""
+    import torch
+    from model import quiet
+
+    quiet()
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+
+    def measure(count: int) -> float:
+        batch = torch.tensor(prompts(count))
+        with torch.no_grad():
+            start = time.perf_counter()
+            found = model.generate(
+                batch,
+                attention_mask=torch.ones_like(batch),
+                do_sample=False,
+                max_new_tokens=NEW,
+                min_new_tokens=NEW,
+            )
+        took = time.perf_counter() - start
+        assert found.shape == (count, PROMPT + NEW)
+        return count * NEW / took
+
+    return measure
+
+
+def ours(engine: syncline.Client, count: int) -> float:
+    params = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
+    start = time.perf_counter()
+    replies = engine.generate(input_ids=prompts(count), sampling_params=params)
+    took = time.perf_counter() - start
+    assert [len(reply["output_ids"]) for reply in replies] == [NEW] * count
+    return count * NEW / took
+
+
+def memcpy_gbps() -> float:
+    """Bytes copied a second by as many threads as there are processors."""
+    threads = len(os.sched_getaffinity(0))
+    source = np.ones((threads, 128 << 20), np.uint8)
+    target = np.zeros_like(source)
+    with ThreadPoolExecutor(threads) as pool:
+        work = lambda: list(pool.map(np.copyto, target, source))
+        return source.nbytes / 1e9 / min(seconds(work) for _ in range(5))
+
+
+def generation(report: Report, checkpoint: Path) -> None:
+    if not report.wants("generate_tokens_per_s"):
+        return
+    peer = reference(checkpoint)
+    weights = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) / 1e9
+    with syncline.Engine(checkpoint) as engine:
+        for count in BATCHES:
+            peer(count)  # warm
+            ours(engine, count)
+            rounds = [(ours(engine, count), peer(count)) for _ in range(ROUNDS)]
+            report.add(
+                Line(
+                    name="generate_tokens_per_s",
+                    case=f"SmolLM2-135M bf16, {count} requests, {NEW} tokens",
+                    unit="tokens/s",
+                    ours=statistics.median(mine for mine, _ in rounds),
+                    peer=statistics.median(theirs for _, theirs in rounds),
+                    peer_name="transformers generate, bf16",
+                    limit=memcpy_gbps() / weights * count,
+                    limit_name="weights once a step at the memcpy rate",
+                    target=1.0,
+                )
+            )
+
+
+def read_gbps(checkpoint: Path) -> float:
+    """Reads all weight files into memory, warm, with one thread a processor."""
+    jobs = []
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        handle, size = os.open(path, os.O_RDONLY), path.stat().st_size
+        buffer = np.zeros(size, np.uint8)
+        jobs += [(handle, buffer[at : at + (4 << 20)], at) for at in range(0, size, 4 << 20)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        start = time.perf_counter()
+        done = sum(pool.map(lambda job: os.preadv(job[0], [job[1]], job[2]), jobs))
+        took = time.perf_counter() - start
+    for handle in {job[0] for job in jobs}:
+        os.close(handle)
+    return done / took / 1e9
+
+
+def loading(report: Report, checkpoint: Path) -> None:
+    if not report.wants("load_gbps", "apply_gbps"):
+        return
+    size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) / 1e9
+    mine, theirs, swap = [], [], []
+    with syncline.Engine(checkpoint) as engine:
+        engine.update_weights_from_disk(checkpoint)  # makes the second arena
+        for _ in range(7):
+            reply = engine.update_weights_from_disk(checkpoint)
+            mine.append(size / reply["stage_seconds"])
+            swap.append(reply["apply_seconds"])
+            theirs.append(read_gbps(checkpoint))
+    report.add(
+        Line(
+            name="load_gbps",
+            case="SmolLM2-135M, warm files, names and shapes checked",
+            unit="GB/s",
+            ours=statistics.median(mine),
+            peer=statistics.median(theirs),
+            peer_name="reading the files, as many threads",
+            limit=memcpy_gbps(),
+            limit_name="memcpy",
+        )
+    )
+    report.add(
+        Line(
+            name="apply_gbps",
+            case="exchange of staged and live weights, no forward runs",
+            unit="GB/s",
+            ours=size / statistics.median(swap),
+            limit=memcpy_gbps() / 2,
+            limit_name="memcpy both ways",
+        )
+    )
+
+
+def run(report: Report, checkpoint: Path) -> None:
+    generation(report, checkpoint)
+    loading(report, checkpoint)

@@ -1,0 +1,135 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+
+namespace syncline::engine {
+namespace {
+
+std::uint32_t BlocksFor(std::uint32_t tokens) {
+  return (tokens + model::kKvBlock - 1) / model::kKvBlock;
+}
+
+}  // namespace
+
+Step Scheduler::Plan() {
+  Step step;
+  PlanDecoding(step);
+  PlanPrompts(step);
+  return step;
+}
+
+void Scheduler::PlanDecoding(Step& step) {
+  for (std::size_t i = 0; i < running_.size();) {
+    Sequence& sequence = *running_[i];
+    if (!sequence.decoding()) {
+      ++i;
+      continue;
+    }
+    if (!blocks_.Grow(sequence.blocks, BlocksFor(sequence.computed + 1))) {
+      // May take this very one: then the loop ends, since it was the youngest.
+      RetractYoungest();
+      continue;
+    }
+    AddRows(step, sequence, 1);
+    ++i;
+  }
+}
+
+void Scheduler::PlanPrompts(Step& step) {
+  std::uint32_t rows = limits_.prefill_rows;
+  std::uint32_t logprob_rows = limits_.logprob_rows;
+  const auto add = [&](Sequence& sequence) {
+    const std::uint32_t length =
+        BoundByLogprobs(sequence, std::min(sequence.remaining(), rows), logprob_rows);
+    if (length == 0) return false;
+    const Sequence::Range range = sequence.InputLogprobRows(length);
+    AddRows(step, sequence, length);
+    rows -= length;
+    logprob_rows -= range.last - range.first;
+    return true;
+  };
+  for (const auto& sequence : running_) {
+    if (rows == 0) return;
+    if (!sequence->decoding()) add(*sequence);
+  }
+  while (rows > 0 && logprob_rows > 0 && !waiting_.empty() &&
+         running_.size() < limits_.max_running) {
+    Sequence& next = *waiting_.front();
+    const std::uint32_t needed = BlocksFor(static_cast<std::uint32_t>(next.tokens().size()));
+    // One block more for each that runs, so that admission does not lead to retraction at once.
+    const std::size_t spare = running_.size();
+    if (blocks_.free() < needed + spare || !blocks_.Grow(next.blocks, needed)) return;
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+    add(*running_.back());
+  }
+}
+
+// The longest start of `length` tokens whose input log-probabilities need at most `rows_left` rows
+// of logits.
+std::uint32_t Scheduler::BoundByLogprobs(const Sequence& sequence, std::uint32_t length,
+                                         std::uint32_t rows_left) const {
+  const Sequence::Range range = sequence.InputLogprobRows(length);
+  if (range.last - range.first <= rows_left) return length;
+  return range.first + rows_left - sequence.computed;
+}
+
+void Scheduler::AddRows(Step& step, Sequence& sequence, std::uint32_t length) {
+  const auto begin = static_cast<std::uint32_t>(step.batch.tokens.size());
+  const auto& tokens = sequence.tokens();
+  step.batch.tokens.insert(step.batch.tokens.end(), tokens.begin() + sequence.computed,
+                           tokens.begin() + sequence.computed + length);
+  step.batch.sequences.push_back({.begin = begin,
+                                  .length = length,
+                                  .context = sequence.computed + length,
+                                  .blocks = sequence.blocks});
+  Work work = {.sequence = &sequence,
+               .length = length,
+               .input_logprobs = sequence.InputLogprobRows(length),
+               .choose = length == sequence.remaining() && !sequence.NeedsNoOutput(),
+               .first_logits_row = static_cast<std::uint32_t>(step.batch.logits_rows.size())};
+  for (std::uint32_t i = work.input_logprobs.first; i < work.input_logprobs.last; ++i) {
+    step.batch.logits_rows.push_back(begin + i - sequence.computed);
+  }
+  if (work.choose) step.batch.logits_rows.push_back(begin + length - 1);
+  step.work.push_back(work);
+}
+
+void Scheduler::RetractYoungest() {
+  std::unique_ptr<Sequence> sequence = std::move(running_.back());
+  running_.pop_back();
+  blocks_.Release(sequence->blocks);
+  sequence->Retract();
+  waiting_.push_front(std::move(sequence));
+}
+
+void Scheduler::RetractAll() {
+  while (!running_.empty()) RetractYoungest();
+}
+
+void Scheduler::Remove(const Sequence* sequence) {
+  const auto found = std::ranges::find(running_, sequence, &std::unique_ptr<Sequence>::get);
+  blocks_.Release((*found)->blocks);
+  running_.erase(found);
+}
+
+std::vector<std::unique_ptr<Sequence>> Scheduler::Take(
+    const std::function<bool(const Sequence&)>& chosen) {
+  std::vector<std::unique_ptr<Sequence>> taken;
+  const auto take = [&](auto& from) {
+    for (auto it = from.begin(); it != from.end();) {
+      if (!chosen(**it)) {
+        ++it;
+        continue;
+      }
+      blocks_.Release((*it)->blocks);
+      taken.push_back(std::move(*it));
+      it = from.erase(it);
+    }
+  };
+  take(running_);
+  take(waiting_);
+  return taken;
+}
+
+}  // namespace syncline::engine

@@ -1,0 +1,58 @@
+// Attention over a paged key-value cache, for a step that mixes decoding sequences (one row each)
+// and pieces of prompts.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "model/batch.h"
+#include "model/gathered_attention.h"
+#include "model/kv_layer.h"
+#include "model/paged_attention.h"
+
+namespace syncline::model {
+
+// By position, for each pair of dimensions: fp32 [positions, head_size / 2].
+struct RotaryTables {
+  at::Tensor cosine;
+  at::Tensor sine;
+};
+
+// What all layers of one step share: where rows are written and which slots each sequence reads.
+// The batch must outlive it.
+class AttentionStep {
+ public:
+  // kFastest takes the CPU kernels where they serve the device and type of `options`, kReference
+  // only ATen's operations.
+  enum class Path { kFastest, kReference };
+
+  // `options`: type and device of queries, keys and values. Throws std::out_of_range where a
+  // sequence has too few blocks for its tokens or goes beyond the rotary tables.
+  AttentionStep(const Batch& batch, const AttentionSizes& sizes, const RotaryTables& rotary,
+                const at::TensorOptions& options, Path path = Path::kFastest);
+
+  // `qkv`: [rows, (heads + 2 · kv_heads) · head_size], each row's queries, keys and values;
+  // overwritten. Rotates queries and keys by their positions, stores keys and values in `layer`,
+  // and returns each row's mix of values over all earlier positions of its sequence and its own:
+  // [rows, heads · head_size]. Throws std::out_of_range where `layer` lacks a block.
+  at::Tensor Attend(const at::Tensor& qkv, const KvLayer& layer);
+
+ private:
+  void AddSequences(const Batch& batch);
+  template <typename T>
+  void RotateAndStore(const at::Tensor& qkv, const KvLayer& layer) const;
+  at::Tensor RotateAndStoreByReference(const at::Tensor& qkv, const KvLayer& layer) const;
+
+  AttentionSizes sizes_;
+  RotaryTables rotary_;
+  bool has_kernels_;
+  PagedAttention paged_;
+  GatheredAttention gathered_;
+  std::vector<std::int64_t> positions_;  // of each row
+  std::vector<std::int64_t> slots_;      // likewise, where its keys and values go
+  std::int64_t slots_needed_ = 0;
+};
+
+}  // namespace syncline::model

@@ -1,0 +1,141 @@
+#include "model/config.h"
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <variant>
+
+#include "model/json_fields.h"
+
+namespace syncline::model {
+namespace {
+
+using base::Code;
+using base::Json;
+
+// A configuration is a few kilobytes; more is not read.
+constexpr std::uint64_t kMaxConfigBytes = 16 << 20;
+
+base::Result<Json> ReadJsonFile(base::FileSystem& files, const std::string& path) {
+  SYNCLINE_ASSIGN(const std::string text, base::ReadText(files, path, kMaxConfigBytes));
+  auto json = base::ParseJson(text);
+  if (!json) return base::Annotate(json.error(), path);
+  return json;
+}
+
+base::Status AddEndTokens(const Json& config, std::vector<std::int32_t>& tokens) {
+  const Json* field = config.Find("eos_token_id");
+  if (field == nullptr || field->is_null()) return {};
+  const Json::Array single = {*field};
+  for (const Json& entry : field->array() != nullptr ? *field->array() : single) {
+    const auto* id = entry.unsigned_integer();
+    if (id == nullptr || *id > 0x7fffffff) {
+      return base::Fail(Code::kCorrupt, fmt::format("eos_token_id: expected token ids, found {}",
+                                                    ToText(*field).substr(0, 80)));
+    }
+    const auto token = static_cast<std::int32_t>(*id);
+    if (std::ranges::find(tokens, token) == tokens.end()) tokens.push_back(token);
+  }
+  return {};
+}
+
+base::Status RequirePositive(std::string_view name, std::uint32_t value) {
+  // The product of any two must stay far below 2^64.
+  if (value > 0 && value < (1U << 28)) return {};
+  return base::Fail(
+      Code::kCorrupt,
+      fmt::format("{}: expected a positive number below 2^28, found {}", name, value));
+}
+
+base::Status CheckSizes(const ModelConfig& config) {
+  SYNCLINE_TRY(RequirePositive("vocab_size", config.vocabulary));
+  SYNCLINE_TRY(RequirePositive("hidden_size", config.hidden));
+  SYNCLINE_TRY(RequirePositive("intermediate_size", config.intermediate));
+  SYNCLINE_TRY(RequirePositive("num_hidden_layers", config.layers));
+  SYNCLINE_TRY(RequirePositive("num_attention_heads", config.heads));
+  SYNCLINE_TRY(RequirePositive("num_key_value_heads", config.kv_heads));
+  SYNCLINE_TRY(RequirePositive("head_dim", config.head_size));
+  SYNCLINE_TRY(RequirePositive("max_position_embeddings", config.max_positions));
+  if (config.layers > 10000) {
+    return base::Fail(Code::kCorrupt,
+                      fmt::format("num_hidden_layers: {} is beyond any model", config.layers));
+  }
+  if (config.heads % config.kv_heads != 0) {
+    return base::Fail(Code::kCorrupt, fmt::format("num_attention_heads ({}) is no multiple of "
+                                                  "num_key_value_heads ({})",
+                                                  config.heads, config.kv_heads));
+  }
+  if (config.head_size % 2 != 0) {
+    return base::Fail(Code::kCorrupt,
+                      fmt::format("head_dim: expected an even number, found {}", config.head_size));
+  }
+  return {};
+}
+
+base::Status ReadArchitectures(const Json& json, ModelConfig& config) {
+  const Json* field = json.Find("architectures");
+  if (field != nullptr && field->array() != nullptr) {
+    for (const Json& name : *field->array()) {
+      if (name.string() != nullptr) config.architectures.push_back(*name.string());
+    }
+  }
+  if (config.architectures == std::vector<std::string>{"LlamaForCausalLM"}) return {};
+  return base::Fail(Code::kIncompatible,
+                    fmt::format("architectures: served is LlamaForCausalLM, found {}",
+                                field == nullptr ? "none" : ToText(*field).substr(0, 200)));
+}
+
+}  // namespace
+
+base::Result<ModelConfig> ParseModelConfig(const Json& json) {
+  if (json.object() == nullptr) return base::Fail(Code::kCorrupt, "expected a JSON object");
+  ModelConfig config;
+  SYNCLINE_TRY(ReadArchitectures(json, config));
+  SYNCLINE_TRY(ReadField(json, "model_type", config.model_type));
+  SYNCLINE_TRY(ReadField(json, "vocab_size", config.vocabulary));
+  SYNCLINE_TRY(ReadField(json, "hidden_size", config.hidden));
+  SYNCLINE_TRY(ReadField(json, "intermediate_size", config.intermediate));
+  SYNCLINE_TRY(ReadField(json, "num_hidden_layers", config.layers));
+  SYNCLINE_TRY(ReadField(json, "num_attention_heads", config.heads));
+  config.kv_heads = config.heads;
+  SYNCLINE_TRY(ReadField(json, "num_key_value_heads", config.kv_heads));
+  config.head_size = config.heads == 0 ? 0 : config.hidden / config.heads;
+  SYNCLINE_TRY(ReadField(json, "head_dim", config.head_size));
+  config.max_positions = 2048;
+  SYNCLINE_TRY(ReadField(json, "max_position_embeddings", config.max_positions));
+  SYNCLINE_TRY(ReadField(json, "rms_norm_eps", config.rms_norm_epsilon));
+  SYNCLINE_TRY(ReadField(json, "tie_word_embeddings", config.tied_embeddings));
+  SYNCLINE_TRY(ReadField(json, "attention_bias", config.attention_bias));
+  SYNCLINE_TRY(ReadField(json, "mlp_bias", config.mlp_bias));
+  SYNCLINE_TRY(CheckSizes(config));
+  std::string activation = "silu";
+  SYNCLINE_TRY(ReadField(json, "hidden_act", activation));
+  if (activation != "silu") {
+    return base::Fail(Code::kIncompatible,
+                      fmt::format("hidden_act: served is silu, found {}", activation));
+  }
+  if (const Json* field = json.Find("quantization_config"); field != nullptr && !field->is_null()) {
+    return base::Fail(Code::kIncompatible, "quantization_config: quantised models are not served");
+  }
+  SYNCLINE_ASSIGN(config.rope, ParseRopeConfig(json, config.max_positions));
+  SYNCLINE_TRY(AddEndTokens(json, config.end_tokens));
+  return config;
+}
+
+base::Result<ModelConfig> ReadModelConfig(base::FileSystem& files, const std::string& directory) {
+  const std::string path = directory + "/config.json";
+  SYNCLINE_ASSIGN(const Json json, ReadJsonFile(files, path));
+  auto config = ParseModelConfig(json);
+  if (!config) return base::Annotate(config.error(), path);
+  const std::string generation_path = directory + "/generation_config.json";
+  SYNCLINE_ASSIGN(const bool has_generation, base::Exists(files, generation_path));
+  if (has_generation) {
+    SYNCLINE_ASSIGN(const Json generation, ReadJsonFile(files, generation_path));
+    const base::Status added = AddEndTokens(generation, config->end_tokens);
+    if (!added) return base::Annotate(added.error(), generation_path);
+  }
+  return config;
+}
+
+}  // namespace syncline::model

@@ -1,0 +1,67 @@
+#include "model/linear.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/linear.h>
+
+#include "model/cpu_linear.h"
+#include "model/parallel.h"
+
+namespace syncline::model {
+namespace {
+
+// Where the processor multiplies tiles of bf16 (AMX), ATen's products of more rows than these are
+// faster.
+constexpr std::int64_t kMostRowsBesideTiles = 32;
+
+bool HasTiles() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("amx-bf16") != 0;
+#else
+  return false;
+#endif
+}
+
+bool HasKernel(const at::Tensor& x, const at::Tensor& weight) {
+  static const bool has_tiles = HasTiles();
+  return x.is_cpu() && x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16 &&
+         x.is_contiguous() && weight.is_contiguous() &&
+         (!has_tiles || x.size(0) <= kMostRowsBesideTiles);
+}
+
+const Bf16* Bits(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<const Bf16*>(tensor.const_data_ptr()) : nullptr;
+}
+
+template <typename Out>
+void RunKernel(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, Out* out) {
+  const LinearProblem problem{.x = Bits(x),
+                              .weight = Bits(weight),
+                              .bias = Bits(bias),
+                              .rows = static_cast<std::size_t>(x.size(0)),
+                              .inputs = static_cast<std::size_t>(x.size(1)),
+                              .outputs = static_cast<std::size_t>(weight.size(0))};
+  const auto units = static_cast<std::int64_t>(LinearUnits(problem));
+  // Some 10 bytes of weights a nanosecond, or 64 products.
+  const std::int64_t cost = weight.size(1) * std::max<std::int64_t>(8, x.size(0)) / 16;
+  ParallelFor(units, cost, [&](std::int64_t first, std::int64_t last) {
+    LinearOutputs(problem, static_cast<std::size_t>(first), static_cast<std::size_t>(last), out);
+  });
+}
+
+}  // namespace
+
+at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (!HasKernel(x, weight)) return at::linear(x, weight, bias);
+  at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
+  RunKernel(x, weight, bias, static_cast<Bf16*>(out.mutable_data_ptr()));
+  return out;
+}
+
+void LinearToFloat(const at::Tensor& x, const at::Tensor& weight, std::span<float> out) {
+  if (HasKernel(x, weight)) return RunKernel(x, weight, {}, out.data());
+  const at::Tensor computed = at::linear(x, weight);
+  at::from_blob(out.data(), computed.sizes(), at::kFloat).copy_(computed);
+}
+
+}  // namespace syncline::model

@@ -1,0 +1,50 @@
+// A model that can be served: its parameters, and its forward pass over a paged key-value cache. No
+// tensor types of torch here.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "layout/plan.h"
+#include "model/batch.h"
+#include "model/config.h"
+#include "model/parameters.h"
+
+namespace syncline::model {
+
+// One thread at a time, the engine's, apart from config(), plan() and what Parameters says of
+// itself.
+class Model {
+ public:
+  virtual ~Model() = default;
+
+  virtual const ModelConfig& config() const = 0;
+  virtual const layout::Plan& plan() const = 0;
+  virtual Parameters& parameters() = 0;
+
+  // Bytes of keys and values of one token.
+  virtual std::uint64_t KvBytesPerToken() const = 0;
+  // Memory for `blocks` blocks of kKvBlock tokens; replaces what was there.
+  virtual base::Status ReserveKv(std::uint32_t blocks) = 0;
+
+  // Writes the keys and values of all rows, and logits[i * vocabulary + t] for row
+  // batch.logits_rows[i] and token t, natural units as fp32. Tokens must be below the vocabulary's
+  // size, blocks below what was reserved. kInternal or kLimitExceeded (memory) with the library's
+  // message; the step can then be repeated.
+  virtual base::Status Forward(const Batch& batch, std::span<float> logits) = 0;
+};
+
+struct ModelOptions {
+  std::uint32_t threads = 0;  // 0: one for each processor
+};
+
+// Opens the checkpoint directory and loads its weights.
+base::Result<std::unique_ptr<Model>> LoadModel(base::FileSystem& files,
+                                               const std::string& directory,
+                                               const ModelOptions& options);
+
+}  // namespace syncline::model

@@ -1,0 +1,118 @@
+// What all routes share: the state of the server, the engine behind it, and the worker thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/json.h"
+#include "base/worker.h"
+#include "engine/engine.h"
+#include "serve/joiner.h"
+#include "serve/meters.h"
+#include "text/tokenizer_process.h"
+#include "text/vocabulary.h"
+#include "update/weights.h"
+
+namespace syncline::serve {
+
+// What is known of the model and of how the server was started.
+struct ModelCard {
+  std::string served_name;
+  std::string tokenizer_path;
+  std::string model_type;
+  std::vector<std::string> architectures;
+  base::Json arguments = base::Json(base::Json::Object{});  // an object: start-up options by name
+  std::string software_version;
+};
+
+// All must outlive the last request. `tokenizer` may be null.
+struct Backend {
+  engine::Engine* engine = nullptr;
+  update::Weights* weights = nullptr;
+  text::TokenizerProcess* tokenizer = nullptr;
+  const text::Vocabulary* vocabulary = nullptr;
+};
+
+// The last update from disk that succeeded and carried a label.
+struct LoadedVersion {
+  std::string path;
+  std::string label;
+  std::string fingerprint;
+};
+
+// Thread-safe, except where said.
+class Front {
+ public:
+  enum class State { kStarting, kReady, kStopping };
+
+  explicit Front(base::MetricsRegistry& metrics);
+
+  State state() const { return state_.load(std::memory_order_acquire); }
+  // Once. The routes that need the model answer from then on.
+  void SetReady(const Backend& backend, ModelCard card);
+  // Requests that come from then on are refused.
+  void BeginStopping() { state_.store(State::kStopping, std::memory_order_release); }
+
+  // Has SetReady been called? What follows may be used only then.
+  bool has_backend() const { return has_backend_.load(std::memory_order_acquire); }
+  engine::Engine& engine() const { return *backend_.engine; }
+  update::Weights& weights() const { return *backend_.weights; }
+  text::TokenizerProcess* tokenizer() const { return backend_.tokenizer; }
+  const text::Vocabulary& vocabulary() const { return *backend_.vocabulary; }
+  const ModelCard& card() const { return card_; }
+
+  base::Worker& worker() { return worker_; }
+  // For calls that may wait for a file system.
+  base::Worker& disk_worker() { return disk_worker_; }
+  Meters& meters() { return meters_; }
+  std::chrono::system_clock::time_point started() const { return started_; }
+
+  // 32 hexadecimal digits that no other request has.
+  std::string NewId();
+
+  // Waits until both workers have done what was posted before.
+  void Drain();
+
+  // Requests that are not answered yet.
+  std::size_t open_requests() const { return open_requests_.load(std::memory_order_relaxed); }
+  void AddOpenRequest(int change) {
+    open_requests_.fetch_add(static_cast<std::size_t>(change), std::memory_order_relaxed);
+  }
+
+  void NotePause();
+  void NoteContinue();
+
+  Joiner<update::UpdateReport> joined_updates;
+  Joiner<std::monostate> joined_pulls;
+
+  std::optional<LoadedVersion> loaded() const;
+  void SetLoaded(std::optional<LoadedVersion> loaded);
+
+  // Engine requests that one request id of a client stands for. Worker thread only.
+  std::map<std::string, std::vector<std::string>> groups;
+
+ private:
+  std::atomic<State> state_ = State::kStarting;
+  std::atomic<bool> has_backend_ = false;
+  Backend backend_;
+  ModelCard card_;
+  Meters meters_;
+  const std::chrono::system_clock::time_point started_ = std::chrono::system_clock::now();
+  const std::uint64_t id_prefix_;
+  std::atomic<std::uint64_t> next_id_ = 0;
+  std::atomic<std::size_t> open_requests_ = 0;
+  mutable std::mutex mutex_;
+  std::optional<std::chrono::steady_clock::time_point> paused_since_;  // guarded by mutex_
+  std::optional<LoadedVersion> loaded_;                                // guarded by mutex_
+  base::Worker worker_;  // last: tasks use what stands above
+  base::Worker disk_worker_;
+};
+
+}  // namespace syncline::serve

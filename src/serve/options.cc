@@ -1,0 +1,110 @@
+#include "serve/options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+namespace syncline::serve {
+namespace {
+
+void AddModelOptions(CLI::App& app, Options& options) {
+  app.add_option("--model,--model-path", options.model, "Checkpoint directory")->required();
+  app.add_option("--tokenizer-path", options.tokenizer,
+                 "Directory of the tokenizer (default: the checkpoint's)");
+  app.add_option("--tokenizer-command", options.tokenizer_command,
+                 "Program and arguments of the tokenizer helper (default: found)");
+  app.add_flag("--skip-tokenizer-init", options.skip_tokenizer,
+               "Take and give token ids only; no tokenizer is needed");
+  app.add_option("--served-model-name", options.served_model_name,
+                 "Name in /v1/models (default: as --model)");
+  app.add_option("--weight-version", options.weight_version,
+                 "Label of the weights at the start (default: default)");
+}
+
+void AddServerOptions(CLI::App& app, Options& options) {
+  app.add_option("--host", options.host, "Address to listen at (default: 127.0.0.1)");
+  app.add_option("--port", options.port, "Port; 0 takes any free one (default: 30000)");
+  app.add_option("--api-key", options.keys.api, "Key that every request must carry")
+      ->envname("SYNCLINE_API_KEY");
+  app.add_option("--admin-api-key", options.keys.admin, "Key for the routes that change the engine")
+      ->envname("SYNCLINE_ADMIN_API_KEY");
+  app.add_option("--log-level", options.log_level, "debug, info, warning, error or off")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}));
+  app.add_option("--shutdown-timeout", options.shutdown_timeout,
+                 "Seconds that running requests get after SIGTERM (default: 5)")
+      ->check(CLI::Range(0.0, 86400.0));
+  app.add_flag("--exit-with-parent", options.exit_with_parent,
+               "End as on SIGTERM when standard input ends: for a program that starts this one");
+}
+
+void AddEngineOptions(CLI::App& app, Options& options) {
+  app.add_option("--max-running-requests", options.max_running_requests,
+                 "Sequences computed in one step (default: 256)")
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--kv-cache-bytes", options.kv_cache_bytes,
+                 "Memory of the key-value cache (default: a quarter of what is free)");
+  app.add_option("--max-total-tokens", options.max_total_tokens,
+                 "Tokens that the key-value cache holds, instead of bytes")
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40));
+  app.add_option("--chunked-prefill-size", options.chunked_prefill_size,
+                 "Prompt tokens computed in one step (default: 512)")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--context-length", options.context_length,
+                 "Longest prompt and output together (default: the model's)");
+  app.add_option("--threads", options.threads, "Threads of the model (default: all processors)")
+      ->check(CLI::Range(0, 1024));
+  app.add_option("--random-seed", options.random_seed,
+                 "Seed of requests that bring none (default: 0)");
+}
+
+}  // namespace
+
+base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
+                                           const std::string& version) {
+  CommandLine line;
+  CLI::App app("Serves a model over HTTP and takes weight updates while it runs.",
+               "syncline serve");
+  app.footer("Example:\n  syncline serve --model /models/smollm2 --port 30000");
+  app.set_version_flag("--version", version);
+  AddModelOptions(app, line.options);
+  AddServerOptions(app, line.options);
+  AddEngineOptions(app, line.options);
+  std::uint32_t ranks = 1;
+  app.add_option("--tp,--tp-size", ranks, "Ranks of the engine: only 1")->check(CLI::Range(1, 1));
+  try {
+    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+    app.parse(std::move(reversed));
+  } catch (const CLI::CallForHelp&) {
+    line.text = app.help();
+  } catch (const CLI::CallForVersion&) {
+    line.text = version + "\n";
+  } catch (const CLI::ParseError& error) {
+    return base::Fail(base::Code::kInvalidArgument,
+                      fmt::format("{}\nTry: syncline serve --help", error.what()));
+  }
+  if (line.options.served_model_name.empty()) line.options.served_model_name = line.options.model;
+  if (line.options.tokenizer.empty()) line.options.tokenizer = line.options.model;
+  return line;
+}
+
+base::Json OptionsJson(const Options& options) {
+  return base::Json(
+      base::Json::Object{{"model_path", options.model},
+                         {"tokenizer_path", options.tokenizer},
+                         {"served_model_name", options.served_model_name},
+                         {"weight_version", options.weight_version},
+                         {"host", options.host},
+                         {"port", std::uint64_t{options.port}},
+                         {"skip_tokenizer_init", options.skip_tokenizer},
+                         {"max_running_requests", std::uint64_t{options.max_running_requests}},
+                         {"kv_cache_bytes", options.kv_cache_bytes},
+                         {"max_total_tokens", options.max_total_tokens},
+                         {"chunked_prefill_size", std::uint64_t{options.chunked_prefill_size}},
+                         {"context_length", std::uint64_t{options.context_length}},
+                         {"threads", std::uint64_t{options.threads}},
+                         {"random_seed", options.random_seed},
+                         {"log_level", options.log_level}});
+}
+
+}  // namespace syncline::serve

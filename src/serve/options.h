@@ -1,0 +1,50 @@
+// The command line of syncline-engine.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "serve/auth.h"
+
+namespace syncline::serve {
+
+struct Options {
+  std::string model;      // checkpoint directory
+  std::string tokenizer;  // its directory; empty: the model's
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 30000;     // 0: any free one
+  std::string served_model_name;  // empty: as `model`
+  std::string weight_version = "default";
+  std::uint32_t max_running_requests = 256;
+  std::uint64_t kv_cache_bytes = 0;    // 0: the engine's choice
+  std::uint64_t max_total_tokens = 0;  // of the key-value cache; 0: by kv_cache_bytes
+  std::uint32_t chunked_prefill_size = 512;
+  std::uint32_t context_length = 0;  // 0: the model's
+  std::uint32_t threads = 0;         // 0: one for each processor
+  std::string tokenizer_command;     // empty: found
+  bool skip_tokenizer = false;
+  Keys keys;
+  std::uint64_t random_seed = 0;
+  std::string log_level = "info";
+  double shutdown_timeout = 5;    // seconds
+  bool exit_with_parent = false;  // also when standard input ends
+};
+
+// What the command line asked for: options, or a text to print (--help, --version).
+struct CommandLine {
+  Options options;
+  std::optional<std::string> text;
+};
+
+// kInvalidArgument says what is wrong and how to get help.
+base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
+                                           const std::string& version);
+
+// For /server_info: the options by the names that SGLang's clients know; no keys.
+base::Json OptionsJson(const Options& options);
+
+}  // namespace syncline::serve

@@ -1,0 +1,124 @@
+#include "serve/router.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "base/log.h"
+
+namespace syncline::serve {
+namespace {
+
+// Counts a reply, and the requests that wait for theirs.
+class CountedExchange : public http::Exchange {
+ public:
+  CountedExchange(Front& front, ExchangePtr inner) : front_(front), inner_(std::move(inner)) {
+    front_.AddOpenRequest(1);
+  }
+  ~CountedExchange() override {
+    if (!answered_) Count(500);
+    front_.AddOpenRequest(-1);
+  }
+  CountedExchange(const CountedExchange&) = delete;
+  CountedExchange& operator=(const CountedExchange&) = delete;
+
+  void Send(http::Response response) override {
+    Count(response.status);
+    inner_->Send(std::move(response));
+  }
+  void BeginStream(int status, std::string content_type) override {
+    Count(status);
+    inner_->BeginStream(status, std::move(content_type));
+  }
+  void Write(std::string chunk) override { inner_->Write(std::move(chunk)); }
+  void End() override { inner_->End(); }
+  void OnDisconnect(std::function<void()> callback) override {
+    inner_->OnDisconnect(std::move(callback));
+  }
+
+ private:
+  void Count(int status) {
+    if (answered_.exchange(true)) return;
+    front_.meters().http_requests.Add();
+    if (status >= 500) front_.meters().http_server_errors.Add();
+    if (status >= 400 && status < 500) front_.meters().http_client_errors.Add();
+  }
+
+  Front& front_;
+  ExchangePtr inner_;
+  std::atomic<bool> answered_ = false;
+};
+
+http::Response WrongMethod(const Route& route, const http::Request& request) {
+  const std::string allowed = fmt::format("{}", fmt::join(route.methods, ", "));
+  http::Response response =
+      Failure(StyleOf(request.path), 405,
+              fmt::format("{} takes {}, not {}", request.path, allowed, request.method));
+  response.headers.emplace_back("Allow", allowed);
+  return response;
+}
+
+}  // namespace
+
+ErrorStyle StyleOf(std::string_view path) {
+  return path.starts_with("/v1/") ? ErrorStyle::kOpenAi : ErrorStyle::kSglang;
+}
+
+Router::Router(Front& front, Keys keys) : front_(front), keys_(std::move(keys)) {}
+
+const Route* Router::Find(std::string_view path) const {
+  for (const Route& route : routes_) {
+    const std::string_view pattern = route.path;
+    if (path == pattern) return &route;
+    if (pattern.ends_with("/*") && path.size() >= pattern.size() &&
+        path.starts_with(pattern.substr(0, pattern.size() - 1))) {
+      return &route;
+    }
+  }
+  return nullptr;
+}
+
+void Router::Handle(const RequestPtr& request, ExchangePtr exchange) const {
+  exchange = std::make_shared<CountedExchange>(front_, std::move(exchange));
+  const ErrorStyle style = StyleOf(request->path);
+  const Route* route = Find(request->path);
+  const Level level = route == nullptr ? Level::kAdminOptional : route->level;
+  if (!IsAllowed(keys_, level, *request)) {
+    return exchange->Send(
+        JsonReply(base::Json(base::Json::Object{{"error", "Unauthorized"}}), 401));
+  }
+  if (route == nullptr) {
+    return exchange->Send(Failure(style, 404, fmt::format("there is no {}", request->path)));
+  }
+  if (std::ranges::find(route->methods, request->method) == route->methods.end()) {
+    return exchange->Send(WrongMethod(*route, *request));
+  }
+  if (route->needs_model && front_.state() != Front::State::kReady) {
+    const bool starting = front_.state() == Front::State::kStarting;
+    const std::string_view why = starting ? "the model is being loaded" : "the server is stopping";
+    return exchange->Send(JsonReply(
+        base::Json(base::Json::Object{
+            {"error",
+             base::Json(base::Json::Object{{"message", why}, {"code", std::uint64_t{503}}})}}),
+        503));
+  }
+  try {
+    route->handler(request, exchange);
+  } catch (const std::exception& error) {  // memory ran out, say
+    base::Log(base::LogLevel::kError, fmt::format("{} failed: {}", request->path, error.what()));
+    exchange->Send(Failure(style, 500, error.what()));
+  }
+}
+
+void AddAllRoutes(Router& router, Front& front) {
+  AddInfoRoutes(router, front);
+  AddGenerateRoute(router, front);
+  AddOpenAiRoutes(router, front);
+  AddControlRoutes(router, front);
+  AddWeightRoutes(router, front);
+  AddExportRoutes(router, front);
+}
+
+}  // namespace syncline::serve

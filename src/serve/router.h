@@ -1,0 +1,62 @@
+// The table of routes, and what happens to every request before its handler sees it.
+//
+// In order: a key is asked for, as the route's level says; a path or method that is not in the
+// table is 404 or 405; routes that need the model answer 503 until it is loaded and once the server
+// stops; a handler that throws answers 500. A path that is not in the table has the strictest
+// level.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "http/server.h"
+#include "serve/auth.h"
+#include "serve/front.h"
+#include "serve/replies.h"
+
+namespace syncline::serve {
+
+using RequestPtr = std::shared_ptr<const http::Request>;
+using ExchangePtr = std::shared_ptr<http::Exchange>;
+
+struct Route {
+  std::vector<std::string> methods;
+  std::string path;  // "/a/b", or "/a/*" for everything below
+  Level level = Level::kAdminOptional;
+  std::function<void(const RequestPtr&, const ExchangePtr&)> handler;
+  bool needs_model = true;
+};
+
+// Routes are added before the first request. Then thread-safe.
+class Router {
+ public:
+  Router(Front& front, Keys keys);
+
+  void Add(Route route) { routes_.push_back(std::move(route)); }
+  const std::vector<Route>& routes() const { return routes_; }
+
+  void Handle(const RequestPtr& request, ExchangePtr exchange) const;
+
+ private:
+  const Route* Find(std::string_view path) const;
+
+  Front& front_;
+  Keys keys_;
+  std::vector<Route> routes_;
+};
+
+// What a path's clients take for an error.
+ErrorStyle StyleOf(std::string_view path);
+
+void AddInfoRoutes(Router& router, Front& front);     // info.cc
+void AddGenerateRoute(Router& router, Front& front);  // generate.cc
+void AddOpenAiRoutes(Router& router, Front& front);   // openai_routes.cc
+void AddControlRoutes(Router& router, Front& front);  // control.cc
+void AddWeightRoutes(Router& router, Front& front);   // weight_routes.cc
+void AddExportRoutes(Router& router, Front& front);   // export_routes.cc
+void AddAllRoutes(Router& router, Front& front);
+
+}  // namespace syncline::serve

@@ -1,0 +1,209 @@
+// The table of routes, keys, states of the server, and the shapes of errors.
+#include "serve/router.h"
+
+#include <gmock/gmock.h>
+
+#include <set>
+
+#include "serve/scene.h"
+
+namespace syncline::serve {
+namespace {
+
+using base::Json;
+using testing::HasSubstr;
+
+class RouterTest : public Scene {};
+
+TEST_F(RouterTest, UnknownPathsAndMethods) {
+  const http::Response gone = Post("/update_weights_from_thin_air", "{}");
+  EXPECT_EQ(gone.status, 404);
+  EXPECT_THAT(gone.body, HasSubstr("/update_weights_from_thin_air"));
+  const http::Response wrong = Get("/generate");
+  EXPECT_EQ(wrong.status, 405);
+  ASSERT_EQ(wrong.headers.size(), 1U);
+  EXPECT_EQ(wrong.headers[0], std::pair(std::string("Allow"), std::string("POST, PUT")));
+}
+
+TEST_F(RouterTest, EveryRouteAnswersWhateverTheBody) {
+  for (const Route& route : router_.routes()) {
+    for (const char* body : {"", "{}", "[]", "3", "{\"a\"", "\xff\xfe", "{\"a\":1,\"a\":2}"}) {
+      const std::string path = route.path.ends_with("/*") ? "/v1/models/x" : route.path;
+      const http::Response reply = Start(route.methods.back(), path, body)->Wait();
+      EXPECT_NE(reply.status, 0) << path << " " << body << ": " << reply.body;
+      EXPECT_LT(reply.status, 500) << path << " " << body << ": " << reply.body;
+    }
+  }
+}
+
+// No route that reads a body may follow it to any depth or be made to do anything by it.
+TEST_F(RouterTest, BR46DeepJsonIsRefusedWithoutEffect) {
+  std::string deep = "{\"model_path\":";
+  for (int i = 0; i < 100000; ++i) deep += '[';
+  for (const Route& route : router_.routes()) {
+    if (route.methods.back() == "GET" || route.path == "/flush_cache") continue;
+    const http::Response reply = Start(route.methods.back(), route.path, deep)->Wait();
+    EXPECT_EQ(reply.status, 400) << route.path;
+  }
+  EXPECT_TRUE(engine_.calls().empty());
+  EXPECT_TRUE(engine_.requests().empty());
+  EXPECT_TRUE(weights_.calls().empty());
+}
+
+TEST_F(RouterTest, ErrorsOfBothFamilies) {
+  const Json ours = ParseReply(Post("/generate", R"({"input_ids":"x"})"));
+  EXPECT_EQ(At(ours, "object"), "\"error\"");
+  EXPECT_EQ(At(ours, "type"), "\"Bad Request\"");
+  EXPECT_EQ(At(ours, "param"), "null");
+  EXPECT_EQ(At(ours, "code"), "400");
+  EXPECT_THAT(At(ours, "message"), HasSubstr("input_ids: expected a list"));
+  const Json openai = ParseReply(Post("/v1/completions", R"({"prompt":3})"));
+  EXPECT_EQ(At(openai, "error.type"), "\"invalid_request_error\"");
+  EXPECT_EQ(At(openai, "error.code"), "400");
+  EXPECT_THAT(At(openai, "error.message"), HasSubstr("prompt: expected a string, got 3"));
+}
+
+TEST_F(RouterTest, HandlersThatThrowAnswer500) {
+  router_.Add({.methods = {"GET"}, .path = "/throws", .handler = [](const auto&, const auto&) {
+                 throw std::runtime_error("broken");
+               }});
+  const http::Response reply = Get("/throws");
+  EXPECT_EQ(reply.status, 500);
+  EXPECT_THAT(reply.body, HasSubstr("broken"));
+}
+
+TEST_F(RouterTest, RepliesAreCounted) {
+  Get("/health");
+  Get("/nowhere");
+  Post("/generate", "{");
+  EXPECT_EQ(front_.meters().http_requests.value(), 3U);
+  EXPECT_EQ(front_.meters().http_client_errors.value(), 2U);
+  EXPECT_EQ(front_.open_requests(), 0U);
+}
+
+class StatesTest : public Scene {
+  void SetUp() override {}
+};
+
+TEST_F(StatesTest, HealthyOnlyBetweenLoadingAndStopping) {
+  EXPECT_EQ(Get("/health").status, 503);
+  EXPECT_EQ(Get("/health_generate").status, 503);
+  GetReady();
+  EXPECT_EQ(Get("/health").status, 200);
+  EXPECT_EQ(Get("/health_generate").status, 200);
+  front_.BeginStopping();
+  EXPECT_EQ(Get("/health").status, 503);
+}
+
+TEST_F(StatesTest, RoutesSayWhyTheyDoNotAnswer) {
+  const auto expect_refusal = [&](const char* why) {
+    for (const char* path : {"/generate", "/pause_generation", "/v1/completions"}) {
+      const http::Response reply = Post(path, "{}");
+      EXPECT_EQ(reply.status, 503) << path;
+      EXPECT_THAT(At(ParseReply(reply), "error.message"), HasSubstr(why)) << path;
+    }
+    EXPECT_EQ(Get("/model_info").status, 503);
+    EXPECT_EQ(Get("/nowhere").status, 404);
+    EXPECT_EQ(Get("/metrics").status, 200);
+    EXPECT_EQ(Get("/").status, 200);
+  };
+  expect_refusal("the model is being loaded");
+  front_.BeginStopping();
+  expect_refusal("the server is stopping");
+  GetReady();  // the model is there, too late
+  expect_refusal("the server is stopping");
+}
+
+TEST(AuthTest, KeysAndLevels) {
+  struct Case {
+    Keys keys;
+    const char* normal;  // who may: "-" everybody
+    const char* admin;
+  };
+  for (const Case& c : {Case{{}, "-", "-"}, Case{{"api", ""}, "api", "api"},
+                        Case{{"", "boss"}, "-", "boss"}, Case{{"api", "boss"}, "api", "boss"}}) {
+    for (const std::string key : {"", "api", "boss", "ap", "apia", "bos\0s"}) {
+      http::Request request;
+      request.method = "POST";
+      if (!key.empty()) request.headers = {{"X-API-Key", key}};
+      const auto may = [&](const char* who) { return std::string("-") == who || key == who; };
+      EXPECT_EQ(IsAllowed(c.keys, Level::kNormal, request), may(c.normal)) << key;
+      EXPECT_EQ(IsAllowed(c.keys, Level::kAdminOptional, request), may(c.admin)) << key;
+      EXPECT_TRUE(IsAllowed(c.keys, Level::kOpen, request));
+    }
+  }
+}
+
+TEST(AuthTest, TheKeyMayBeABearerToken) {
+  http::Request request;
+  request.method = "GET";
+  const Keys keys = {.api = "api"};
+  for (const char* good : {"Bearer api", "bearer api", "BEARER  api"}) {
+    request.headers = {{"authorization", good}};
+    EXPECT_TRUE(IsAllowed(keys, Level::kNormal, request)) << good;
+  }
+  for (const char* bad : {"api", "Basic api", "Bearer", "Bearer ", "Bearer None", "Bearer api "}) {
+    request.headers = {{"authorization", bad}};
+    EXPECT_FALSE(IsAllowed(keys, Level::kNormal, request)) << bad;
+  }
+  request.headers = {{"authorization", "Bearer None"}, {"x-api-key", "api"}};
+  EXPECT_TRUE(IsAllowed(keys, Level::kNormal, request));
+  request.method = "OPTIONS";
+  request.headers = {};
+  EXPECT_TRUE(IsAllowed(keys, Level::kNormal, request));
+}
+
+class KeyedTest : public Scene {
+ protected:
+  KeyedTest() : Scene({.api = "api", .admin = "boss"}) {}
+};
+
+TEST_F(KeyedTest, EachRouteAsksForItsKey) {
+  const std::set<std::string> open = {"/health", "/health_generate", "/metrics"};
+  const std::set<std::string> normal = {"/",
+                                        "/generate",
+                                        "/v1/models",
+                                        "/v1/models/*",
+                                        "/v1/completions",
+                                        "/model_info",
+                                        "/get_model_info",
+                                        "/server_info",
+                                        "/get_server_info",
+                                        "/get_weight_version",
+                                        "/v1/loads",
+                                        "/weight_version",
+                                        "/v1/chat/completions"};
+  for (const Route& route : router_.routes()) {
+    const std::string path = route.path;
+    const Level expected = open.contains(path)     ? Level::kOpen
+                           : normal.contains(path) ? Level::kNormal
+                                                   : Level::kAdminOptional;
+    EXPECT_EQ(route.level, expected) << path;
+    const auto status = [&](const char* key) {
+      return Start("BREW", path, "", {{"x-api-key", key}})->Wait().status;  // 405 where allowed
+    };
+    EXPECT_EQ(status("none"), expected == Level::kOpen ? 405 : 401) << path;
+    EXPECT_EQ(status("api"), expected == Level::kAdminOptional ? 401 : 405) << path;
+    EXPECT_EQ(status("boss"), expected == Level::kNormal ? 401 : 405) << path;
+  }
+}
+
+TEST_F(KeyedTest, WhatIsNotInTheTableHasTheStrictestLevel) {
+  const http::Response reply = Start("GET", "/nowhere", "", {{"x-api-key", "api"}})->Wait();
+  EXPECT_EQ(reply.status, 401);
+  EXPECT_EQ(reply.body, R"({"error":"Unauthorized"})");
+  EXPECT_EQ(Start("GET", "/nowhere", "", {{"x-api-key", "boss"}})->Wait().status, 404);
+}
+
+TEST(RepliesTest, EventsHaveNoCharacterThatAClientMayTakeForTheEndOfALine) {
+  EXPECT_EQ(ServerSentEvent("\"a\xC2\x85"
+                            "b\xE2\x80\xA8"
+                            "c\xE2\x80\xA9\""),
+            "data: \"a\\u0085b\\u2028c\\u2029\"\n\n");
+  for (const char* same : {"", "x", "\"é€…“\"", "\xC2", "\xE2\x80", "\xE2"}) {
+    EXPECT_EQ(ServerSentEvent(same), "data: " + std::string(same) + "\n\n");
+  }
+}
+
+}  // namespace
+}  // namespace syncline::serve
