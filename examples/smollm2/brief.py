@@ -1,27 +1,33 @@
 """The reinforcement-learning recipe of the demo: the model learns to be brief.
 
-A `Sampler` is the engine's side: bf16 weights, loaded from a checkpoint directory, that answer
-questions. A `Trainer` is the other side: fp32 master weights and AdamW. One turn of the loop is
+A `Sampler` asks a running engine. A `Trainer` is the other side: fp32 master weights and AdamW. One
+turn of the loop is
 
     rollout = sampler.rollout(questions)    8 questions, 6 answers each, at temperature 0.8
     trainer.step(rollout)                   one policy-gradient step on the rewards of the answers
-    trainer.named_tensors()                 the new bf16 weights, to be published to the sampler
+    trainer.named_tensors()                 the new bf16 weights, to be published to the engine
+
+`Streams` are other clients of the same engine, which never stop asking.
 
 The reward is 1 for an answer of exactly one short sentence, else 0. It does not ask for truth.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ["OMP_WAIT_POLICY"] = "passive"  # idle threads give the core away
 
+import syncline
 import torch
 from model import quiet
 
@@ -85,61 +91,107 @@ class Rollout:
         return float(self.rewards.mean())
 
 
-class Sampler:
-    """The model as it is served: bf16 weights of a checkpoint directory. Not thread-safe."""
+class Prompts:
+    """Questions as token ids, by the chat template of a checkpoint."""
 
-    def __init__(self, checkpoint: Path, seed: int = 0) -> None:
+    def __init__(self, checkpoint: Path) -> None:
         quiet()
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
-        self._tokenizer = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
-        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+
+    def __call__(self, question: str) -> list[int]:
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+        text = self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+        return list(self._tokenizer(text)["input_ids"])
+
+
+def ended(reply: dict[str, Any]) -> bool:
+    """Whether the model ended the answer itself."""
+    return bool(reply["meta_info"]["finish_reason"]["type"] == "stop")
+
+
+class Sampler:
+    """Asks a running engine."""
+
+    def __init__(self, engine: syncline.Client, prompts: Prompts, seed: int = 0) -> None:
+        self._engine = engine
+        self._prompts = prompts
         self._seed = seed
 
-    def _generate(self, asked: list[str], samples: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Answers each question `samples` times (1: greedily). Returns tokens, attention and P."""
-        prompts = [
-            self._tokenizer.apply_chat_template(
-                [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}],
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-            for question in asked
-        ]
-        batch = self._tokenizer(prompts, return_tensors="pt", padding=True)
-        how: dict[str, Any] = {"do_sample": False}
-        if samples > 1:
-            how = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0, "top_p": 1.0}
-        tokens = self._model.generate(
-            **batch, **how, num_return_sequences=samples, max_new_tokens=ANSWER_TOKENS
-        )
-        length = batch["input_ids"].shape[1]
-        # An answer counts up to and with its first end mark; what follows is padding.
-        ended_before = (tokens[:, length:] == self._tokenizer.eos_token_id).long().cumsum(1)
-        answer = torch.nn.functional.pad(ended_before[:, :-1], (1, 0)) == 0
-        prompt = batch["attention_mask"].repeat_interleave(samples, dim=0)
-        return tokens, torch.cat([prompt, answer.long()], dim=1), length
-
-    def _texts(self, answers: torch.Tensor) -> tuple[list[str], list[bool]]:
-        """The text of each row of `answers`, and whether the model ended it itself."""
-        texts = self._tokenizer.batch_decode(answers, skip_special_tokens=True)
-        ended = (answers == self._tokenizer.eos_token_id).any(dim=1).tolist()
-        return [text.strip() for text in texts], ended
-
-    @torch.no_grad()
     def rollout(self, asked: list[str], samples: int = SAMPLES) -> Rollout:
         """`samples` (two or more) random answers to each question, with their rewards."""
-        torch.manual_seed(self._seed)
-        tokens, attention, length = self._generate(asked, samples)
-        rewards = torch.tensor([*map(reward, *self._texts(tokens[:, length:]))])
-        return Rollout(tokens, attention, tokens.shape[1] - length, rewards)
+        prompts = [self._prompts(question) for question in asked for _ in range(samples)]
+        params = []
+        for _ in prompts:
+            self._seed += 1
+            params.append(
+                {
+                    "temperature": TEMPERATURE,
+                    "max_new_tokens": ANSWER_TOKENS,
+                    "sampling_seed": self._seed,
+                }
+            )
+        replies = self._engine.generate(input_ids=prompts, sampling_params=params)
+        answers = [reply["output_ids"] for reply in replies]
+        rewards = [reward(reply["text"].strip(), ended(reply)) for reply in replies]
+        longest, length = max(map(len, prompts)), max(map(len, answers))
+        tokens = torch.zeros(len(prompts), longest + length, dtype=torch.int64)
+        attention = torch.zeros_like(tokens)
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            begin, end = longest - len(prompt), longest + len(answer)
+            tokens[row, begin:end] = torch.tensor(prompt + answer)
+            attention[row, begin:end] = 1
+        return Rollout(tokens, attention, length, torch.tensor(rewards))
 
-    @torch.no_grad()
     def answer(self, asked: list[str]) -> list[str]:
         """The greedy answer to each question; one that was cut at `ANSWER_TOKENS` ends in " …"."""
-        tokens, _, length = self._generate(asked, samples=1)
-        texts, ended = self._texts(tokens[:, length:])
-        return [text if end else text + " …" for text, end in zip(texts, ended, strict=True)]
+        replies = self._engine.generate(
+            input_ids=[self._prompts(question) for question in asked],
+            sampling_params={"temperature": 0, "max_new_tokens": ANSWER_TOKENS},
+        )
+        return [reply["text"].strip() + ("" if ended(reply) else " …") for reply in replies]
+
+
+class Streams:
+    """Clients that keep requests streaming, each in a thread, until `stop()`."""
+
+    def __init__(self, engine: syncline.Client, prompts: list[list[int]], count: int) -> None:
+        self._engine = engine
+        self._prompts = prompts
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.finished = 0  # requests that ended
+        self.aborted = 0  # of them, those that did not end by themselves
+        self.tokens = 0
+        self.across_versions = 0  # requests whose tokens come from more than one version
+        self._pool = ThreadPoolExecutor(count)
+        self._running = [self._pool.submit(self._run, i) for i in range(count)]
+
+    def stop(self) -> None:
+        """Waits for the requests that run. Raises what a client raised."""
+        self._stop.set()
+        for client in self._running:
+            client.result()
+        self._pool.shutdown()
+
+    def _run(self, number: int) -> None:
+        for turn in itertools.count(number):
+            if self._stop.is_set():
+                return
+            meta: dict[str, Any] = {}
+            for event in self._engine.stream(
+                input_ids=self._prompts[turn % len(self._prompts)],
+                sampling_params={"max_new_tokens": 120, "ignore_eos": True},
+            ):
+                meta = event["meta_info"]
+            with self._lock:
+                self.finished += 1
+                self.aborted += meta["finish_reason"]["type"] == "abort"
+                self.tokens += meta["completion_tokens"]
+                self.across_versions += len(meta["weight_versions"]) > 1
 
 
 class Trainer:

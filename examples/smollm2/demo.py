@@ -1,15 +1,16 @@
-"""Trains a real model and keeps a second copy of it current, step by step.
+"""A reinforcement-learning loop on a real model: the engine generates while versions arrive.
 
 SmolLM2-135M learns to answer in one short sentence (`brief.py`). The trainer publishes version 0 in
-full and each training step as a delta. The engine's side, which sees nothing of the trainer but the
-store, pulls each version into its own checkpoint directory, verifies it, loads it with transformers
-and answers the next questions from it. At the end every tensor of the pulled checkpoint is compared
-with the trainer's.
+full and each training step as a delta. The engine serves the model all the time: to the trainer's
+rollouts, and to other clients that keep streaming. For each version it pulls the delta into its
+host's checkpoint while it generates, pauses, takes the new weights, and continues the requests that
+ran. At the end every tensor that the engine serves, exported from its memory by its checkpoint name,
+is compared with the trainer's.
 
     python examples/smollm2/demo.py --out build/demo
 
 Writes OUT/report.json, OUT/demo.png, OUT/store (the versions) and OUT/replica (the pulled
-checkpoint). Exit code 1 if a tensor differs.
+checkpoint). Exit code 1 if a tensor differs or a request was aborted.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ from report import (
 )
 
 if TYPE_CHECKING:
+    import syncline
     from torch import Tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")
 STEPS = 8
+STREAMS = 4  # other clients
 
 
 def timed(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:
@@ -48,29 +51,28 @@ def timed(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, f
     return work(*args, **kwargs), time.perf_counter() - start
 
 
-def compare(replica: Path, expected: dict[str, Tensor]) -> Proof:
-    """Compares the files of `replica`, read by the reference library, with `expected`."""
+def compare(engine: syncline.Client, expected: dict[str, Tensor]) -> Proof:
+    """Compares the live weights of `engine` with `expected`, byte for byte."""
     import torch
-    from safetensors.torch import load_file
-
-    found: dict[str, Tensor] = {}
-    for file in replica.glob("*.safetensors"):
-        found.update(load_file(file))
 
     def equal(name: str) -> bool:
-        if name not in found or name not in expected:
+        if name not in expected:
             return False
-        ours, theirs = expected[name], found[name]
-        if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        dtype, shape, data = engine.export_weight(name)
+        ours = expected[name]
+        if (dtype, shape) != ("BF16", tuple(ours.shape)):
             return False
-        return torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+        return torch.equal(ours.reshape(-1).view(torch.uint8), torch.from_numpy(data.copy()))
 
-    names = expected.keys() | found.keys()
+    names = expected.keys() | set(engine.weight_names())
     return Proof(tensors=len(names), equal=sum(map(equal, names)))
 
 
-def run(checkpoint: Path, out: Path, steps: int, seed: int) -> Proof:
-    """Trains, publishes and pulls `steps` steps, shows them and writes the report to `out`."""
+def run(checkpoint: Path, out: Path, steps: int, seed: int) -> tuple[Proof, int]:
+    """Trains and serves `steps` steps, shows them and writes the report to `out`.
+
+    Returns the proof and how many requests of other clients were aborted.
+    """
     import brief
     import syncline
 
@@ -78,44 +80,52 @@ def run(checkpoint: Path, out: Path, steps: int, seed: int) -> Proof:
     for directory in (store, replica):
         shutil.rmtree(directory, ignore_errors=True)
     held_out = brief.questions(brief.HELD_OUT)
-    before = brief.Sampler(checkpoint).answer(held_out)
+    prompts = brief.Prompts(checkpoint)
     trainer = brief.Trainer(checkpoint)
     publisher = syncline.Publisher(store, files=checkpoint)
     batches = brief.schedule(seed)
     rows: list[Version] = []
     rollout = None
 
-    print(f"\n{HEADER}")
-    for version in range(steps + 1):
-        if rollout is not None:
-            trainer.step(rollout)
-        published, publish_s = timed(publisher.publish, version, trainer.named_tensors())
-        # From here on it is the engine's side.
-        _, pull_s = timed(syncline.pull, store, replica)
-        _, verify_s = timed(syncline.verify, replica)
-        engine = brief.Sampler(replica, seed=1000 * seed + version)
-        rollout = engine.rollout(next(batches))
-        row = Version(
-            version=version,
-            density=published.density,
-            wire_bytes=published.bytes,
-            full_bytes=published.full_bytes,
-            publish_s=publish_s,
-            pull_s=pull_s,
-            verify_s=verify_s,
-            reward=rollout.mean_reward,
+    with syncline.Engine(checkpoint) as engine:
+        sampler = brief.Sampler(engine, prompts, seed=1_000_000 * seed)
+        before = sampler.answer(held_out)
+        streams = brief.Streams(engine, [prompts(question) for question in held_out], STREAMS)
+        print(f"\n{HEADER}")
+        for version in range(steps + 1):
+            if rollout is not None:
+                trainer.step(rollout)
+            published, publish_s = timed(publisher.publish, version, trainer.named_tensors())
+            aborted = streams.aborted
+            update = engine.update(store, replica, version)
+            rollout = sampler.rollout(next(batches))
+            row = Version(
+                version=version,
+                density=published.density,
+                wire_bytes=published.bytes,
+                full_bytes=published.full_bytes,
+                publish_s=publish_s,
+                pull_s=update.pull_s,
+                pause_s=update.pause_s,
+                aborted=streams.aborted - aborted,
+                reward=rollout.mean_reward,
+            )
+            rows.append(row)
+            print(table_row(row), flush=True)
+        streams.stop()
+        print(
+            f"\nmeanwhile: {streams.finished} requests of {STREAMS} other clients, "
+            f"{streams.tokens} tokens, {streams.across_versions} requests over more than one "
+            f"version, {streams.aborted} aborted"
         )
-        rows.append(row)
-        print(table_row(row), flush=True)
-
-    print("\nQuestions that were not trained on, answered from the pulled checkpoint:\n")
-    answers = [*map(Answer, held_out, before, engine.answer(held_out))]
-    print("\n".join(map(answer_lines, answers)))
-    proof = compare(replica, trainer.named_tensors())
-    print(f"\nproof: {proof.equal} of {proof.tensors} tensors equal")
+        print("\nQuestions that were not trained on:\n")
+        answers = [*map(Answer, held_out, before, sampler.answer(held_out))]
+        print("\n".join(map(answer_lines, answers)))
+        proof = compare(engine, trainer.named_tensors())
+    print(f"\nproof: {proof.equal} of {proof.tensors} served tensors equal the trainer's")
     write_report(out / "report.json", rows, proof, answers)
     draw(out / "demo.png", rows)
-    return proof
+    return proof, streams.aborted
 
 
 def main() -> int:
@@ -127,13 +137,13 @@ def main() -> int:
     arguments = parser.parse_args()
 
     arguments.out.mkdir(parents=True, exist_ok=True)
-    print("SmolLM2-135M learns to answer in one short sentence; each step is published and pulled.")
+    print("SmolLM2-135M learns to answer in one short sentence; the engine takes every step live.")
     start = time.perf_counter()
     checkpoint = make_checkpoint(arguments.cache)
-    proof = run(checkpoint, arguments.out, arguments.steps, arguments.seed)
+    proof, aborted = run(checkpoint, arguments.out, arguments.steps, arguments.seed)
     seconds = time.perf_counter() - start
     print(f"written: {arguments.out}/report.json and demo.png ({seconds:.0f} s in all)")
-    return 0 if proof.equal == proof.tensors else 1
+    return 0 if proof.equal == proof.tensors and aborted == 0 else 1
 
 
 if __name__ == "__main__":

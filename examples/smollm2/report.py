@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = 100
-HEADER = "version    density       bytes   of full   publish      pull    verify   reward"
+HEADER = "version    density       bytes   of full   publish      pull     pause   aborted   reward"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Version:
     full_bytes: int  # size of the dense weights
     publish_s: float
     pull_s: float
-    verify_s: float
+    pause_s: float  # in which nothing was generated, while the engine took the version
+    aborted: int  # requests of other clients that the update ended
     reward: float  # mean over the answers that were sampled from these weights
 
 
@@ -51,7 +52,7 @@ def table_row(row: Version) -> str:
     return (
         f"{row.version:7}  {row.density:8.2%}  {row.wire_bytes / 1e6:7.2f} MB"
         f"  {row.wire_bytes / row.full_bytes:8.2%}"
-        f"  {row.publish_s:6.2f} s  {row.pull_s:6.2f} s  {row.verify_s:6.2f} s"
+        f"  {row.publish_s:6.2f} s  {row.pull_s:6.2f} s  {row.pause_s:6.2f} s  {row.aborted:8}"
         f"  {row.reward:7.2f}  {'█' * round(10 * row.reward)}"
     ).rstrip()
 

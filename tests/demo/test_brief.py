@@ -60,14 +60,14 @@ def test_schedule_repeats_with_its_seed_and_asks_everything_once_a_round() -> No
 @pytest.fixture
 def rows() -> list[report.Version]:
     full = 269_030_016
-    first = report.Version(0, 1.0, full, full, 0.5, 0.6, 0.1, 0.1)
+    first = report.Version(0, 1.0, full, full, 0.5, 0.6, 0.1, 0, 0.1)
     return [first] + [
-        report.Version(n, 0.08, 22_000_000 + n, full, 0.2, 0.1, 0.1, n / 9) for n in range(1, 9)
+        report.Version(n, 0.08, 22_000_000 + n, full, 0.2, 0.1, 0.1, 0, n / 9) for n in range(1, 9)
     ]
 
 
 def test_rows_fit_under_the_header(rows: list[report.Version]) -> None:
-    for row in [*rows, report.Version(8, 0.1, 10**8, 10**9, 99.99, 99.99, 99.99, 1.0)]:
+    for row in [*rows, report.Version(8, 0.1, 10**8, 10**9, 99.99, 99.99, 99.99, 0, 1.0)]:
         line = report.table_row(row)
         assert len(line) <= report.COLUMNS
         assert line[: len(report.HEADER)].rstrip()[-4:] == f"{row.reward:.2f}"
@@ -101,7 +101,8 @@ def test_report_has_the_promised_fields(tmp_path: Path, rows: list[report.Versio
             "full_bytes",
             "publish_s",
             "pull_s",
-            "verify_s",
+            "pause_s",
+            "aborted",
             "reward",
         }
     ] * 9
