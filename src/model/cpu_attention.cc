@@ -101,7 +101,7 @@ HWY_INLINE void MixColumns(D d, const Heads<T>& heads, const Scores& weights, st
     next.Step();
     hn::Vec<D> values[kVectors];
     HWY_UNROLL(4)
-    for (std::size_t v = 0; v < kVectors; ++v) values[v] = Load(d, value + v * lanes);
+    for (std::size_t v = 0; v < kVectors; ++v) values[v] = LoadFloats(d, value + v * lanes);
     HWY_UNROLL(4)
     for (std::size_t h = 0; h < kHeads; ++h) {
       const auto weight = hn::Set(d, weights[h][t]);
@@ -187,7 +187,7 @@ HWY_INLINE void Merge(const PartResult& first, std::size_t count, std::size_t st
         const auto weight = hn::Set(d, weights[p * stride]);
         total = hn::MulAdd(weight, hn::LoadU(d, mixed + p * stride + i), total);
       }
-      Store(d, Round<T>(d, hn::Div(total, hn::Set(d, sum))), out + h * head_size + i);
+      StoreFloats(d, Round<T>(d, hn::Div(total, hn::Set(d, sum))), out + h * head_size + i);
     });
   }
 }

@@ -22,13 +22,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 using Lanes = hn::ScalableTag<float>;
 using OneLane = hn::CappedTag<float, 1>;
 
+// Not called Load and Store: argument-dependent lookup would prefer Highway's functions of these
+// names, which ask for aligned memory.
 template <class D>
-HWY_INLINE hn::Vec<D> Load(D d, const float* from) {
+HWY_INLINE hn::Vec<D> LoadFloats(D d, const float* from) {
   return hn::LoadU(d, from);
 }
 
 template <class D>
-HWY_INLINE hn::Vec<D> Load(D d, const Bf16* from) {
+HWY_INLINE hn::Vec<D> LoadFloats(D d, const Bf16* from) {
   const hn::Rebind<std::uint16_t, D> narrow;
   const hn::RebindToUnsigned<D> wide;
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(wide, hn::LoadU(narrow, from))));
@@ -53,12 +55,12 @@ HWY_INLINE hn::Vec<D> Round(D d, hn::Vec<D> v) {
 
 // `v` holds values that T can represent.
 template <class D>
-HWY_INLINE void Store(D d, hn::Vec<D> v, float* to) {
+HWY_INLINE void StoreFloats(D d, hn::Vec<D> v, float* to) {
   hn::StoreU(v, d, to);
 }
 
 template <class D>
-HWY_INLINE void Store(D, hn::Vec<D> v, Bf16* to) {
+HWY_INLINE void StoreFloats(D, hn::Vec<D> v, Bf16* to) {
   const hn::Rebind<std::uint16_t, D> narrow;
   const hn::RebindToUnsigned<D> bits;
   const hn::RebindToSigned<D> wide;

@@ -22,16 +22,16 @@ template <typename Out>
 HWY_INLINE void StoreOutputs(hn::Vec<Quad> sums, const Bf16* bias, std::size_t count, Out* out) {
   const Quad d;
   if (HWY_LIKELY(count == 4)) {
-    if (bias != nullptr) sums = hn::Add(sums, Load(d, bias));
-    return Store(d, Round<Out>(d, sums), out);
+    if (bias != nullptr) sums = hn::Add(sums, LoadFloats(d, bias));
+    return StoreFloats(d, Round<Out>(d, sums), out);
   }
   float values[4];
   hn::StoreU(sums, d, values);
   for (std::size_t i = 0; i < count; ++i) {
     const OneLane one;
     auto value = hn::Set(one, values[i]);
-    if (bias != nullptr) value = hn::Add(value, Load(one, bias + i));
-    Store(one, Round<Out>(one, value), out + i);
+    if (bias != nullptr) value = hn::Add(value, LoadFloats(one, bias + i));
+    StoreFloats(one, Round<Out>(one, value), out + i);
   }
 }
 

@@ -16,10 +16,10 @@ namespace syncline::model::HWY_NAMESPACE {
 // x += add, for one vector; returns `squares` + x².
 template <typename T, class D>
 HWY_INLINE hn::Vec<D> AddStep(D d, float* x, const T* add, hn::Vec<D> squares) {
-  auto sum = Load(d, x);
+  auto sum = LoadFloats(d, x);
   if (add != nullptr) {
-    sum = hn::Add(sum, Load(d, add));
-    Store(d, sum, x);
+    sum = hn::Add(sum, LoadFloats(d, add));
+    StoreFloats(d, sum, x);
   }
   return hn::MulAdd(sum, sum, squares);
 }
@@ -40,8 +40,8 @@ HWY_INLINE void AddAndNorm(float* x, const T* add, const T* weight, T* out, std:
   const float sum = hn::GetLane(hn::SumOfLanes(d, squares)) + hn::GetLane(last_squares);
   const float scale = 1.0F / std::sqrt(sum / static_cast<float>(width) + epsilon);
   ForLanes(width, [=](auto lanes, std::size_t at) HWY_ATTR {
-    const auto normed = hn::Mul(Load(lanes, x + at), hn::Set(lanes, scale));
-    Store(lanes, Round<T>(lanes, hn::Mul(Load(lanes, weight + at), normed)), out + at);
+    const auto normed = hn::Mul(LoadFloats(lanes, x + at), hn::Set(lanes, scale));
+    StoreFloats(lanes, Round<T>(lanes, hn::Mul(LoadFloats(lanes, weight + at), normed)), out + at);
   });
 }
 

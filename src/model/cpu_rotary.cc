@@ -19,12 +19,12 @@ HWY_INLINE void Rotate(T* heads, std::size_t count, std::size_t head_size, const
     T* low = heads + head * head_size;
     T* high = low + half;
     ForLanes(half, [=](auto d, std::size_t i) HWY_ATTR {
-      const auto a = Load(d, low + i);
-      const auto b = Load(d, high + i);
+      const auto a = LoadFloats(d, low + i);
+      const auto b = LoadFloats(d, high + i);
       const auto c = hn::LoadU(d, cosine + i);
       const auto s = hn::LoadU(d, sine + i);
-      Store(d, Round<T>(d, hn::NegMulAdd(b, s, hn::Mul(a, c))), low + i);
-      Store(d, Round<T>(d, hn::MulAdd(a, s, hn::Mul(b, c))), high + i);
+      StoreFloats(d, Round<T>(d, hn::NegMulAdd(b, s, hn::Mul(a, c))), low + i);
+      StoreFloats(d, Round<T>(d, hn::MulAdd(a, s, hn::Mul(b, c))), high + i);
     });
   }
 }

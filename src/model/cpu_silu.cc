@@ -15,10 +15,10 @@ namespace syncline::model::HWY_NAMESPACE {
 template <typename T>
 HWY_INLINE void SiluAndMultiply(const T* gate, const T* up, T* out, std::size_t width) {
   ForLanes(width, [=](auto d, std::size_t i) HWY_ATTR {
-    const auto x = Load(d, gate + i);
+    const auto x = LoadFloats(d, gate + i);
     const auto one = hn::Set(d, 1.0F);
     const auto silu = hn::Div(x, hn::Add(one, hn::Exp(d, hn::Neg(x))));
-    Store(d, Round<T>(d, hn::Mul(Round<T>(d, silu), Load(d, up + i))), out + i);
+    StoreFloats(d, Round<T>(d, hn::Mul(Round<T>(d, silu), LoadFloats(d, up + i))), out + i);
   });
 }
 
