@@ -36,7 +36,7 @@ void ExpectWithin(const at::Tensor& found, const at::Tensor& exact, const at::Te
 
 class OpsTest : public testing::TestWithParam<at::ScalarType> {};
 INSTANTIATE_TEST_SUITE_P(Types, OpsTest, testing::Values(at::kBFloat16, at::kFloat),
-                         [](const auto& info) { return toString(info.param); });
+                         [](const auto& type) { return toString(type.param); });
 
 // Two roundings (of the norm, of its product with the weight), and in fp32 a sum of n squares, a
 // root, a quotient and a product.

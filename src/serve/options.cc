@@ -83,6 +83,7 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
     return base::Fail(base::Code::kInvalidArgument,
                       fmt::format("{}\nTry: syncline serve --help", error.what()));
   }
+  if (line.options.host == "localhost") line.options.host = "127.0.0.1";
   if (line.options.served_model_name.empty()) line.options.served_model_name = line.options.model;
   if (line.options.tokenizer.empty()) line.options.tokenizer = line.options.model;
   return line;
