@@ -37,14 +37,14 @@ struct SamplingParams {
 
 struct LogprobParams {
   bool enabled = false;
-  std::int64_t start = -1;      // first prompt position that gets one; -1: none of the prompt
+  std::int64_t start = -1;      // prompt position where the run begins; -1: none of the prompt
   std::uint32_t top = 0;        // alternatives of each position
   std::vector<TokenId> tokens;  // these tokens at each position
 };
 
 struct TokenLogprob {
   TokenId token = 0;
-  std::optional<float> logprob;  // nothing for the first token of a prompt. Natural logarithm
+  std::optional<float> logprob;  // natural; nothing for the first of a run of prompt tokens
 };
 
 // Of a run of positions; `top` and `chosen` have one entry a position if they were asked for, else

@@ -217,6 +217,20 @@ TEST_F(WeightsTest, ReplicaWithoutMarkerIsRefused) {
   ExpectServed(3, 4, "second", "two");
 }
 
+// A program that does not take the lock patches the replica while it is read.
+TEST_F(WeightsTest, ReplicaThatChangesMeanwhileIsRefused) {
+  const replica::ReplicaState state(FileSystem::Posix(), Path("second"));
+  ASSERT_OK(FileSystem::Posix().MakeDirectories(Path("second") + "/.weight_sync"));
+  ASSERT_OK(state.PublishMarker(5));
+  faulty_.SetRule([&](std::string_view operation, const std::string& path) -> base::Status {
+    if (operation == "read" && path.ends_with("model.safetensors")) return state.PublishMarker(6);
+    return {};
+  });
+  EXPECT_ERROR(Update(Path("second"), "two"), Code::kOutOfOrder, "at version 5 and changed");
+  faulty_.SetRule({});
+  ExpectOld();
+}
+
 TEST_F(WeightsTest, FlushOverRequestsInPlaceIsRefused) {
   HoldSteps();
   engine::Client client;
