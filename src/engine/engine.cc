@@ -94,7 +94,7 @@ class EngineThread : public Engine {
   // False after the start of Stop().
   bool Enqueue(std::function<void()> command);
   // Runs command(done) on the engine's thread, or refuses.
-  void EnqueueWith(Done done, std::function<void(const Done&)> command);
+  void EnqueueWith(const Done& done, std::function<void(const Done&)> command);
 
   // All below runs on the engine's thread.
   void Loop();
@@ -106,7 +106,7 @@ class EngineThread : public Engine {
   void OpenGate();
   void ComputeStep();
   void Finished(const Work& work, std::span<float> logits);
-  void AbortTaken(std::vector<std::unique_ptr<Sequence>> taken, const Finish& finish);
+  void AbortTaken(const std::vector<std::unique_ptr<Sequence>>& taken, const Finish& finish);
   void AbortScheduled(const Finish& finish);
   void AbortAll(const Finish& finish);
   bool CanFlush() const;
@@ -164,7 +164,7 @@ bool EngineThread::Enqueue(std::function<void()> command) {
   return true;
 }
 
-void EngineThread::EnqueueWith(Done done, std::function<void(const Done&)> command) {
+void EngineThread::EnqueueWith(const Done& done, std::function<void(const Done&)> command) {
   const bool queued = Enqueue([this, done, command = std::move(command)] {
     command([this, done](Status status) {
       UpdateStats();  // whoever is answered sees what was done
@@ -224,12 +224,12 @@ void EngineThread::Abort(std::string id, AbortMatch match, std::string message) 
       if (chosen(*sequence)) gated.push_back(std::move(sequence));
     }
     std::erase(gate_, nullptr);
-    AbortTaken(std::move(gated), Aborted(message));
+    AbortTaken(gated, Aborted(message));
   });
 }
 
 void EngineThread::Pause(PauseMode mode, Done done) {
-  EnqueueWith(std::move(done), [this, mode](const Done& paused) {
+  EnqueueWith(done, [this, mode](const Done& paused) {
     paused_ = true;
     if (mode == PauseMode::kAbort) AbortScheduled(Aborted("Aborted by a pause of generation"));
     if (mode == PauseMode::kRetract) scheduler_.RetractAll();
@@ -238,14 +238,14 @@ void EngineThread::Pause(PauseMode mode, Done done) {
 }
 
 void EngineThread::Continue(Done done) {
-  EnqueueWith(std::move(done), [this](const Done& continued) {
+  EnqueueWith(done, [this](const Done& continued) {
     paused_ = false;
     continued({});
   });
 }
 
 void EngineThread::Flush(std::chrono::milliseconds wait, Done done) {
-  EnqueueWith(std::move(done), [this, wait](const Done& flushed) {
+  EnqueueWith(done, [this, wait](const Done& flushed) {
     if (CanFlush()) return flushed({});
     if (wait.count() <= 0) {
       return flushed(Fail(Code::kOutOfOrder,
@@ -260,14 +260,14 @@ void EngineThread::Flush(std::chrono::milliseconds wait, Done done) {
 }
 
 void EngineThread::Exclusive(ExclusiveOptions options, std::function<Status()> work, Done done) {
-  EnqueueWith(std::move(done),
+  EnqueueWith(done,
               [this, options = std::move(options), work = std::move(work)](const Done& finished) {
                 exclusives_.push_back({options, work, finished});
               });
 }
 
 void EngineThread::SetVersion(std::string label, Done done) {
-  EnqueueWith(std::move(done), [this, label = std::move(label)](const Done& set) {
+  EnqueueWith(done, [this, label = std::move(label)](const Done& set) {
     version_ = label;
     set({});
   });
@@ -406,7 +406,8 @@ void EngineThread::Finished(const Work& work, std::span<float> logits) {
   if (ended) scheduler_.Remove(&sequence);
 }
 
-void EngineThread::AbortTaken(std::vector<std::unique_ptr<Sequence>> taken, const Finish& finish) {
+void EngineThread::AbortTaken(const std::vector<std::unique_ptr<Sequence>>& taken,
+                              const Finish& finish) {
   for (const auto& sequence : taken) sequence->End(finish, version_);
 }
 

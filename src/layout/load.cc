@@ -60,9 +60,11 @@ base::Result<Roles> AssignRoles(const Checkpoint& checkpoint, const Plan& plan) 
     if (roles.sources[i] == nullptr) missing.push_back(plan.tensors()[i].name);
   }
   const auto list = [](const std::vector<std::string>& names) {
-    const std::size_t shown = std::min<std::size_t>(names.size(), 5);
+    const auto shown = std::min<std::ptrdiff_t>(std::ssize(names), 5);
     std::string text = fmt::format("{}", fmt::join(names.begin(), names.begin() + shown, ", "));
-    if (names.size() > shown) text += fmt::format(" (and {} more)", names.size() - shown);
+    if (std::ssize(names) > shown) {
+      text += fmt::format(" (and {} more)", std::ssize(names) - shown);
+    }
     return text;
   };
   if (!missing.empty()) {

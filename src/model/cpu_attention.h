@@ -16,7 +16,7 @@
 
 namespace syncline::model {
 
-inline constexpr std::size_t kAttentionPart = 8 * kKvBlock;
+inline constexpr std::size_t kAttentionPart = std::size_t{8} * kKvBlock;
 
 template <typename T>
 struct AttentionPart {

@@ -5,7 +5,7 @@
 namespace syncline::model {
 namespace {
 
-bool Detect() {
+bool Detect() noexcept {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx512bf16") != 0;
 #else

@@ -32,6 +32,7 @@ class BlockFetcher {
   void Step() {
     for (std::size_t i = 0; i < lines_; ++i) {
       if (at_ >= end_ && !NextRun()) return;
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): it may lie beyond the memory it began in
       __builtin_prefetch(reinterpret_cast<const void*>(at_), /*rw=*/0, /*locality=*/2);
       at_ += kLine;
     }

@@ -59,6 +59,7 @@ HWY_INLINE void LinearUnit(const LinearProblem& p, std::size_t unit, Out* out) {
     const auto ahead = [&next](std::size_t) HWY_ATTR {
       HWY_UNROLL(4)
       for (std::size_t i = 0; i < kLines; ++i, next += kLine) {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): it may lie beyond the memory it began in
         __builtin_prefetch(reinterpret_cast<const void*>(next), /*rw=*/0, /*locality=*/2);
       }
     };

@@ -16,8 +16,10 @@ template <typename T>
 HWY_INLINE void SiluAndMultiply(const T* gate, const T* up, T* out, std::size_t width) {
   ForLanes(width, [=](auto d, std::size_t i) HWY_ATTR {
     const auto x = LoadFloats(d, gate + i);
-    const auto one = hn::Set(d, 1.0F);
-    const auto silu = hn::Div(x, hn::Add(one, hn::Exp(d, hn::Neg(x))));
+    // exp(-|x|) cannot overflow: x / (1 + exp(-x)) = x · exp(x) / (1 + exp(x)).
+    const auto small = hn::Exp(d, hn::Neg(hn::Abs(x)));
+    const auto above = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Mul(x, small), x);
+    const auto silu = hn::Div(above, hn::Add(hn::Set(d, 1.0F), small));
     StoreFloats(d, Round<T>(d, hn::Mul(Round<T>(d, silu), LoadFloats(d, up + i))), out + i);
   });
 }

@@ -1,6 +1,7 @@
 #include "model/linear.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
@@ -84,8 +85,8 @@ TEST(LinearKernel, UnitsCoverTheOutputsOnceAndNothingElse) {
   for (const std::int64_t outputs : {1, 3, 4, 9, 16}) {
     const at::Tensor weight = Random({outputs, 40});
     const at::Tensor whole = RunKernel(x, weight, {});
-    const LinearProblem problem{Bits(x),
-                                Bits(weight), nullptr, 3, 40, static_cast<std::size_t>(outputs)};
+    const LinearProblem problem{Bits(x), Bits(weight), nullptr,
+                                3,       40,           static_cast<std::size_t>(outputs)};
     std::vector<float> parts(static_cast<std::size_t>(3 * outputs), -1);
     const std::size_t units = LinearUnits(problem);
     for (std::size_t unit = units; unit-- > 0;) {
@@ -98,10 +99,10 @@ TEST(LinearKernel, UnitsCoverTheOutputsOnceAndNothingElse) {
         }
       }
     }
-    // The form in fp32 has the same rounded values.
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      EXPECT_EQ(parts[i], whole.flatten()[static_cast<std::int64_t>(i)].item<float>());
-    }
+    // The form in fp32 has the same values, not rounded.
+    const at::Tensor floats = at::from_blob(parts.data(), whole.sizes(), at::kFloat);
+    EXPECT_TRUE(floats.to(at::kBFloat16).equal(whole));
+    EXPECT_FALSE(floats.equal(whole.to(at::kFloat)));
   }
 }
 
@@ -133,8 +134,8 @@ RC_GTEST_PROP(Linear, IsWithinRoundingWhateverTheTypeAndLayout, ()) {
 
   std::vector<float> floats(static_cast<std::size_t>(rows * outputs));
   LinearToFloat(x, weight, floats);
-  const at::Tensor again = Linear(x, weight, {}).to(at::kFloat).contiguous();
-  RC_ASSERT(std::equal(floats.begin(), floats.end(), again.const_data_ptr<float>()));
+  const at::Tensor viewed = at::from_blob(floats.data(), found.sizes(), at::kFloat);
+  RC_ASSERT(viewed.to(type).equal(Linear(x, weight, {})));
 }
 
 }  // namespace

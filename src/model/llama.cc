@@ -156,7 +156,8 @@ base::Status Llama::ReserveKv(std::uint32_t blocks) {
     return base::Fail(
         Code::kLimitExceeded,
         fmt::format("key-value cache of {}: {}",
-                    base::HumanBytes(blocks * kKvBlock * KvBytesPerToken()), error.what()));
+                    base::HumanBytes(std::uint64_t{blocks} * kKvBlock * KvBytesPerToken()),
+                    error.what()));
   }
 }
 
