@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import syncline
@@ -152,6 +155,45 @@ def loading(report: Report, checkpoint: Path) -> None:
     )
 
 
+def health(report: Report, checkpoint: Path) -> None:
+    """`/health` beside 1,000 streams that wait and 64 that run."""
+    if not report.wants("health_p99_ms"):
+        return
+    options = {"max_running_requests": 64}
+    with syncline.Engine(checkpoint, options=options) as engine, ThreadPoolExecutor(64) as pool:
+        address = (urlsplit(engine.url).hostname, urlsplit(engine.url).port)
+        params = {"max_new_tokens": 400, "ignore_eos": True}
+        body = json.dumps({"input_ids": [5, 6], "sampling_params": params, "stream": True})
+        request = f"POST /generate HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        running = [
+            pool.submit(lambda: list(engine.stream(input_ids=[7, 8], sampling_params=params)))
+            for _ in range(64)
+        ]
+        time.sleep(1)
+        idle = [socket.create_connection(address) for _ in range(1000)]
+        for connection in idle:
+            connection.sendall(request)
+        took = []
+        while not all(stream.done() for stream in running):
+            took.append(1000 * seconds(lambda: engine.get("/health")))
+            time.sleep(0.02)
+        for connection in idle:
+            connection.close()
+    report.add(
+        Line(
+            name="health_p99_ms",
+            case="1,000 waiting and 64 running streams",
+            unit="ms",
+            ours=float(np.quantile(took, 0.99)),
+            peer=50.0,
+            peer_name="what is asked for",
+            target=1.0,
+            less_is_better=True,
+        )
+    )
+
+
 def run(report: Report, checkpoint: Path) -> None:
     generation(report, checkpoint)
     loading(report, checkpoint)
+    health(report, checkpoint)
