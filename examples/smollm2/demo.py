@@ -62,7 +62,9 @@ def compare(engine: syncline.Client, expected: dict[str, Tensor]) -> Proof:
         ours = expected[name]
         if (dtype, shape) != ("BF16", tuple(ours.shape)):
             return False
-        return torch.equal(ours.reshape(-1).view(torch.uint8), torch.from_numpy(data.copy()))
+        return torch.equal(
+            ours.reshape(-1).view(torch.uint8), torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        )
 
     names = expected.keys() | set(engine.weight_names())
     return Proof(tensors=len(names), equal=sum(map(equal, names)))

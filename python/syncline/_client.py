@@ -10,9 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from . import errors
 from ._arguments import StrPath
 
@@ -148,13 +145,13 @@ class Client:
         """Names of all checkpoint tensors that the engine serves."""
         return list(self.get("/export_weights"))
 
-    def export_weight(self, name: str) -> tuple[str, tuple[int, ...], npt.NDArray[np.uint8]]:
-        """The live bytes of a checkpoint tensor: dtype as in safetensors, shape, bytes (uint8, flat)."""
+    def export_weight(self, name: str) -> tuple[str, tuple[int, ...], bytes]:
+        """A live checkpoint tensor: dtype as in safetensors, shape, packed bytes."""
         query = urllib.parse.urlencode({"name": name})
         connection = self._connect()
         try:
             response = self._send(connection, "GET", f"/export_weights?{query}", None)
-            data = np.frombuffer(response.read(), np.uint8)
+            data = response.read()
             shape = response.headers["X-Syncline-Shape"] or ""
             sizes = tuple(int(size) for size in shape.split(",") if size)
             return str(response.headers["X-Syncline-Dtype"]), sizes, data

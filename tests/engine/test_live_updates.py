@@ -110,7 +110,7 @@ def served(client: Any) -> dict[str, tuple[str, bytes]]:
     found = {}
     for name in client.weight_names():
         dtype, _, data = client.export_weight(name)
-        found[name] = (dtype, data.tobytes())
+        found[name] = (dtype, data)
     return found
 
 
