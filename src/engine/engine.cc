@@ -248,9 +248,9 @@ void EngineThread::Flush(std::chrono::milliseconds wait, Done done) {
   EnqueueWith(done, [this, wait](const Done& flushed) {
     if (CanFlush()) return flushed({});
     if (wait.count() <= 0) {
-      return flushed(Fail(Code::kOutOfOrder,
-                          fmt::format("Flush cache failed. Running: {}, waiting: {}.",
-                                      scheduler_.running(), scheduler_.waiting() + gate_.size())));
+      return flushed(
+          Fail(Code::kOutOfOrder, fmt::format("Running: {}, waiting: {}.", scheduler_.running(),
+                                              scheduler_.waiting() + gate_.size())));
     }
     if (flush_) {
       return flushed(Fail(Code::kLocked, "Another flush_cache is already in progress."));
