@@ -25,6 +25,13 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::Libtorch)
   # The wheel carries headers of other libraries too (fmt): the system's own must be found before them.
   target_compile_options(Libtorch::Libtorch INTERFACE
     "SHELL:-idirafter ${Libtorch_INCLUDE_DIR}" "SHELL:-idirafter ${Libtorch_INCLUDE_DIR}/torch/csrc/api/include")
-  target_link_libraries(Libtorch::Libtorch INTERFACE ${Libtorch_CPU_LIBRARY} ${Libtorch_C10_LIBRARY})
+  # ATen's loops are OpenMP templates, compiled by whoever uses them (with -fopenmp). They must run on the OpenMP library that
+  # libtorch itself uses: two would be two sets of threads.
+  get_filename_component(libtorch_folder ${Libtorch_CPU_LIBRARY} DIRECTORY)
+  file(GLOB openmp_library ${libtorch_folder}/libgomp*.so* ${libtorch_folder}/../../torch.libs/libgomp*.so*)
+  if(NOT openmp_library)
+    set(openmp_library gomp)
+  endif()
+  target_link_libraries(Libtorch::Libtorch INTERFACE ${Libtorch_CPU_LIBRARY} ${Libtorch_C10_LIBRARY} ${openmp_library})
 endif()
 mark_as_advanced(Libtorch_INCLUDE_DIR Libtorch_CPU_LIBRARY Libtorch_C10_LIBRARY)

@@ -16,13 +16,6 @@ void Extend(std::vector<VersionSpan>& spans, std::uint32_t end, const std::strin
   }
 }
 
-void Append(Logprobs& to, Logprobs&& from) {
-  const auto append = [](auto& a, auto& b) { std::ranges::move(b, std::back_inserter(a)); };
-  append(to.tokens, from.tokens);
-  append(to.top, from.top);
-  append(to.chosen, from.chosen);
-}
-
 bool HasPenalty(const SamplingParams& params) {
   return params.frequency_penalty != 0 || params.presence_penalty != 0 ||
          params.repetition_penalty != 1;
@@ -120,9 +113,7 @@ bool Sequence::Generate(std::span<float> logits, const std::string& version) {
                      .uniform = UniformAt(seed_, output_length())};
   const TokenId token = ChooseToken(params, draw, logits);
   if (request_.logprobs.enabled) {
-    Logprobs of_token;
-    ReadLogprobs(logits, token, request_.logprobs, of_token);
-    Append(pending_.output_logprobs, std::move(of_token));
+    ReadLogprobs(logits, token, request_.logprobs, pending_.output_logprobs);
   }
   if (counts_) counts_->Add(token);
   tokens_.push_back(token);

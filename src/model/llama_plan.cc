@@ -25,9 +25,9 @@ class LayerPlanner {
     std::vector<layout::TensorSpec> tensors;
     for (std::size_t i = 0; i < names.size(); ++i) {
       const Shape shape = kind == ".bias" ? Shape{rows[i]} : Shape{rows[i], columns};
-      tensors.push_back({prefix_ + folder + names[i] + kind, dtype_, shape});
+      tensors.push_back({fmt::format("{}{}{}{}", prefix_, folder, names[i], kind), dtype_, shape});
     }
-    builder_.AddStacked(tensors, prefix_ + folder + fused + kind);
+    builder_.AddStacked(tensors, fmt::format("{}{}{}{}", prefix_, folder, fused, kind));
     return count_++;
   }
 

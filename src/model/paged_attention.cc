@@ -24,6 +24,11 @@ std::int64_t TokensOf(const Task& task, std::int64_t i) {
                                   task.parts * kPart);
 }
 
+// All parts that the task's rows have.
+std::int64_t PartsOf(const Task& task) {
+  return (task.context + task.rows - 1 + kPart - 1) / kPart;
+}
+
 // Computes units on one thread.
 template <typename T>
 class Worker {
@@ -67,10 +72,7 @@ class Worker {
   }
 
  private:
-  // All parts that the task's rows have, and which of them the results begin with.
-  static std::int64_t PartsOf(const Task& task) {
-    return (task.context + task.rows - 1 + kPart - 1) / kPart;
-  }
+  // Which part the results begin with.
   static std::int64_t FirstResult(const Task& task) {
     return task.result < 0 ? task.first_part : 0;
   }
@@ -159,7 +161,7 @@ void PagedAttention::Add(const SequenceSlice& sequence) {
               .rows = std::min(kTileRows, sequence.length - i),
               .context = std::int64_t{sequence.context} - sequence.length + i + 1,
               .blocks = sequence.blocks.data()};
-    const std::int64_t parts = (task.context + task.rows - 1 + kPart - 1) / kPart;
+    const std::int64_t parts = PartsOf(task);
     if (parts == 1 || sequence.length > kTileRows) {
       task.parts = parts;
       AddTask(task);
@@ -206,7 +208,7 @@ void PagedAttention::Attend(const T* qkv, const KvLayer& layer, T* out) {
 
   Worker<T> worker(sizes_, qkv, layer, out);
   for (const Task& task : divided_) {
-    const std::int64_t parts = (task.context + task.rows - 1 + kPart - 1) / kPart;
+    const std::int64_t parts = PartsOf(task);
     for (std::int64_t head = 0; head < sizes_.kv_heads; ++head) {
       worker.Merge(
           task, head,

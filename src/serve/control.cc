@@ -20,10 +20,6 @@ http::Response Acknowledge(std::string_view message) {
   return JsonReply(Json(Json::Object{{"message", message}, {"status", "ok"}}));
 }
 
-http::Response Failed(const base::Error& error) {
-  return Failure(ErrorStyle::kSglang, Info(error.code).http_status, error.message);
-}
-
 void Pause(Front& front, const Json& body, const ExchangePtr& exchange) {
   std::string name = "abort";
   Fields fields(body);
@@ -43,7 +39,7 @@ void Pause(Front& front, const Json& body, const ExchangePtr& exchange) {
   front.NotePause();
   front.engine().Pause(mode, [exchange](const Status& paused) {
     exchange->Send(paused ? Acknowledge("Generation paused successfully.")
-                          : Failed(paused.error()));
+                          : Failure(ErrorStyle::kSglang, paused.error()));
   });
 }
 
@@ -51,7 +47,7 @@ void Continue(Front& front, const Json&, const ExchangePtr& exchange) {
   front.engine().Continue([&front, exchange](const Status& continued) {
     front.NoteContinue();
     exchange->Send(continued ? Acknowledge("Generation continued successfully.")
-                             : Failed(continued.error()));
+                             : Failure(ErrorStyle::kSglang, continued.error()));
   });
 }
 
@@ -150,23 +146,10 @@ void UpdateVersion(Front& front, const Json& body, const ExchangePtr& exchange) 
 }  // namespace
 
 void AddControlRoutes(Router& router, Front& front) {
-  // Routes with a JSON body, which may be missing.
-  const auto add = [&](const char* path, auto handle) {
-    router.Add(
-        {.methods = {"POST"},
-         .path = path,
-         .handler = [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
-           const base::Result<Json> body = ParseBody(*request);
-           if (!body) {
-             return exchange->Send(InvalidRequest(ErrorStyle::kSglang, body.error().message));
-           }
-           handle(front, *body, exchange);
-         }});
-  };
-  add("/pause_generation", Pause);
-  add("/continue_generation", Continue);
-  add("/abort_request", Abort);
-  add("/update_weight_version", UpdateVersion);
+  AddJsonRoute(router, front, "/pause_generation", Pause);
+  AddJsonRoute(router, front, "/continue_generation", Continue);
+  AddJsonRoute(router, front, "/abort_request", Abort);
+  AddJsonRoute(router, front, "/update_weight_version", UpdateVersion);
   router.Add({.methods = {"GET", "POST"},
               .path = "/flush_cache",
               .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {

@@ -50,10 +50,7 @@ void ExportTensor(Front& front, const RequestPtr& request, const ExchangePtr& ex
     return exchange->Send(JsonReply(Json(Json::Array(names.begin(), names.end()))));
   }
   front.weights().Export(*name, [exchange](const Result<ExportedTensor>& tensor) {
-    if (!tensor) {
-      return exchange->Send(Failure(ErrorStyle::kSglang, Info(tensor.error().code).http_status,
-                                    tensor.error().message));
-    }
+    if (!tensor) return exchange->Send(Failure(ErrorStyle::kSglang, tensor.error()));
     exchange->Send(
         {.content_type = "application/octet-stream",
          .body = std::string(base::AsText(tensor->bytes)),

@@ -55,6 +55,10 @@ http::Response Failure(ErrorStyle style, int status, std::string_view message) {
   return JsonReply(Json(Json::Object{{"error", Json(Json::Object{{"message", message}})}}), status);
 }
 
+http::Response Failure(ErrorStyle style, const base::Error& error) {
+  return Failure(style, Info(error.code).http_status, error.message);
+}
+
 http::Response Outcome(bool success, std::string_view message) {
   return JsonReply(Json(Json::Object{{"success", success}, {"message", message}}),
                    success ? 200 : 400);

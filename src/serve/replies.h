@@ -25,6 +25,7 @@ http::Response InvalidRequest(ErrorStyle style, std::string_view message);
 
 // A request that was understood and failed.
 http::Response Failure(ErrorStyle style, int status, std::string_view message);
+http::Response Failure(ErrorStyle style, const base::Error& error);  // status: of the error table
 
 // {"success", "message"}: 200, or 400 where it failed. What the weight routes answer.
 http::Response Outcome(bool success, std::string_view message);

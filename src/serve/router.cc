@@ -112,6 +112,18 @@ void Router::Handle(const RequestPtr& request, ExchangePtr exchange) const {
   }
 }
 
+void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler handle) {
+  router.Add({.methods = {"POST"},
+              .path = std::move(path),
+              .handler = [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
+                const base::Result<base::Json> body = ParseBody(*request);
+                if (!body) {
+                  return exchange->Send(InvalidRequest(ErrorStyle::kSglang, body.error().message));
+                }
+                handle(front, *body, exchange);
+              }});
+}
+
 void AddAllRoutes(Router& router, Front& front) {
   AddInfoRoutes(router, front);
   AddGenerateRoute(router, front);

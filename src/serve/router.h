@@ -48,6 +48,10 @@ class Router {
   std::vector<Route> routes_;
 };
 
+// A POST whose JSON object is read before `handle` sees it; a body that is missing stands for {}.
+using JsonHandler = void (*)(Front& front, const base::Json& body, const ExchangePtr& exchange);
+void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler handle);
+
 // What a path's clients take for an error.
 ErrorStyle StyleOf(std::string_view path);
 

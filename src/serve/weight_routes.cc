@@ -170,20 +170,8 @@ void Pull(Front& front, const Json& body, const ExchangePtr& exchange) {
 }  // namespace
 
 void AddWeightRoutes(Router& router, Front& front) {
-  const auto add = [&](const char* path, auto handle) {
-    router.Add(
-        {.methods = {"POST"},
-         .path = path,
-         .handler = [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
-           const Result<Json> body = ParseBody(*request);
-           if (!body) {
-             return exchange->Send(InvalidRequest(ErrorStyle::kSglang, body.error().message));
-           }
-           handle(front, *body, exchange);
-         }});
-  };
-  add("/update_weights_from_disk", UpdateFromDisk);
-  add("/pull_weights", Pull);
+  AddJsonRoute(router, front, "/update_weights_from_disk", UpdateFromDisk);
+  AddJsonRoute(router, front, "/pull_weights", Pull);
 }
 
 }  // namespace syncline::serve

@@ -90,6 +90,20 @@ class Load:
         self._pool.shutdown()
 
 
+def update_under_load(
+    engine: Any, versions: Versions, replica: Path, count: int, mode: str
+) -> list[dict[str, Any]]:
+    """Takes versions 1 to `count` while requests of 48 tokens stream. What the requests got."""
+    load = Load(engine, 48)
+    load.wait_for_chunks(2 * STREAMS)
+    for version in range(1, count + 1):
+        engine.update(versions.store, replica, version, mode=mode)
+        assert engine.weight_version == str(version)
+        load.wait_for_chunks(STREAMS)
+    load.finish()
+    return load.replies
+
+
 def check_reply(reply: dict[str, Any], new_tokens: int) -> list[str]:
     """The reply is whole and its spans cover its tokens. Returns the versions."""
     meta = reply["meta_info"]
@@ -118,14 +132,8 @@ def test_ten_versions_under_streams_retract(
     start_engine: Any, smollm2: Path, versions: Versions, tmp_path: Path
 ) -> None:
     engine = start_engine(smollm2, options={"weight_version": "0"})
-    load = Load(engine, 48)
-    load.wait_for_chunks(2 * STREAMS)
-    for version in range(1, VERSIONS + 1):
-        engine.update(versions.store, tmp_path / "replica", version, mode="retract")
-        assert engine.weight_version == str(version)
-        load.wait_for_chunks(STREAMS)
-    load.finish()
-    labels = [check_reply(reply, 48) for reply in load.replies]
+    replies = update_under_load(engine, versions, tmp_path / "replica", VERSIONS, "retract")
+    labels = [check_reply(reply, 48) for reply in replies]
     assert any(len(seen) > 1 for seen in labels), "no request saw two versions"
     for seen in labels:
         assert [int(label) for label in seen] == sorted({int(label) for label in seen})
@@ -137,13 +145,8 @@ def test_versions_under_streams_in_place(
     start_engine: Any, smollm2: Path, versions: Versions, tmp_path: Path
 ) -> None:
     engine = start_engine(smollm2, options={"weight_version": "0"})
-    load = Load(engine, 48)
-    load.wait_for_chunks(2 * STREAMS)
-    for version in range(1, 6):
-        engine.update(versions.store, tmp_path / "replica", version, mode="in_place")
-        load.wait_for_chunks(STREAMS)
-    load.finish()
-    for reply in load.replies:
+    replies = update_under_load(engine, versions, tmp_path / "replica", 5, "in_place")
+    for reply in replies:
         check_reply(reply, 48)
         assert reply["meta_info"]["num_retractions"] == 0
     assert engine.weight_version == "5"
@@ -154,16 +157,11 @@ def test_versions_under_streams_abort(
 ) -> None:
     """A pause that aborts ends what runs, with what it has, and nothing else."""
     engine = start_engine(smollm2, options={"weight_version": "0"})
-    load = Load(engine, 48)
-    load.wait_for_chunks(2 * STREAMS)
-    for version in range(1, 4):
-        engine.update(versions.store, tmp_path / "replica", version, mode="abort")
-        load.wait_for_chunks(STREAMS)
-    load.finish()
-    kinds = [reply["meta_info"]["finish_reason"]["type"] for reply in load.replies]
+    replies = update_under_load(engine, versions, tmp_path / "replica", 3, "abort")
+    kinds = [reply["meta_info"]["finish_reason"]["type"] for reply in replies]
     assert set(kinds) == {"abort", "length"}
     assert kinds.count("abort") <= 3 * STREAMS
-    for reply in load.replies:
+    for reply in replies:
         assert len({span["version"] for span in reply["meta_info"]["weight_versions"]}) == 1
 
 
