@@ -1,0 +1,53 @@
+// What may be removed from a store, and when. Readers announce themselves by leases where they can
+// write to the store; for all others there is a time of grace.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/error.h"
+#include "objects/object_store.h"
+
+namespace syncline::store {
+
+struct GcOptions {
+  std::uint64_t keep = 0;  // newest versions to keep, at least 1
+  std::uint64_t keep_full_every = 0;  // keep also full versions whose number it divides; 0: none
+  double grace_seconds = 600;  // between the first gc that finds a version useless and its removal
+  bool dry_run = false;
+  const base::CancelToken* cancel = nullptr;
+};
+
+struct GcReport {
+  std::vector<std::uint64_t> kept;
+  std::vector<std::uint64_t> removed;
+  std::vector<std::uint64_t> waiting;  // useless, in their time of grace
+  std::vector<std::uint64_t> leased;   // useless, but a reader holds them
+  std::uint64_t bytes_removed = 0;
+};
+
+// Removes versions that no kept one needs. Kept are the newest `keep`, the full ones by
+// keep_full_every, and whatever leads to each of them (a delta needs its base down to a full
+// version or full copy, or to version 0 where the store never held one). A version goes manifest
+// and index first, so no reader takes the rest for a version. Holds the publisher's lock of a
+// directory (kLocked otherwise). A version that cannot be read is kept, and so is all that it may
+// need: the error log names it. kInvalidArgument for keep 0.
+base::Result<GcReport> Collect(objects::ObjectStore& store, const GcOptions& options);
+
+// A reader's word that it needs the versions [from, to]: a file in `.syncline/leases` of a
+// directory, removed when destroyed. It counts until it is `kLeaseSeconds` old without renewal, or
+// its process (same host and boot) is gone.
+inline constexpr double kLeaseSeconds = 600;
+class Lease {
+ public:
+  virtual ~Lease() = default;
+  // To be called now and then in long work; writes only when a third of the time is over.
+  virtual void Renew() = 0;
+};
+// Null where the store cannot be written (read-only, HTTP, S3): a grace time must do.
+std::unique_ptr<Lease> TakeLease(objects::ObjectStore& store, std::uint64_t from, std::uint64_t to);
+
+}  // namespace syncline::store
