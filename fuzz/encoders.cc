@@ -99,7 +99,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   bytes = (bytes + 7) / 8 * 8;
   fuzz::Image difference(bytes);
   for (std::size_t at = 0; at < bytes; at += stride) {
-    std::copy_n(values.begin(), std::min(values.size(), bytes - at), difference.begin() + at);
+    std::copy_n(values.begin(), std::min(values.size(), bytes - at),
+                difference.begin() + static_cast<std::ptrdiff_t>(at));
   }
   fuzz::Image old(bytes);
   for (std::size_t i = 0; i < bytes; ++i) old[i] = static_cast<std::byte>(i * 37 + (i >> 9));

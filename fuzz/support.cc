@@ -1,6 +1,10 @@
 #include "support.h"
 
+#ifdef SYNCLINE_FUZZ
+#include <sanitizer/allocator_interface.h>
+#else
 #include <malloc.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -12,14 +16,29 @@ namespace {
 std::atomic<std::size_t> held_bytes = 0;
 std::atomic<std::size_t> peak_bytes = 0;
 
+void Count(std::size_t bytes) {
+  const std::size_t held = held_bytes += bytes;
+  if (held > peak_bytes) peak_bytes = held;
+}
+
 }  // namespace
 
-// Replaced for the whole program, so that every container is counted.
+#ifdef SYNCLINE_FUZZ  // the sanitizer's allocator tells of everything
+
+namespace {
+
+const int hooked = __sanitizer_install_malloc_and_free_hooks(
+    [](const volatile void* memory, std::size_t) { Count(__sanitizer_get_allocated_size(memory)); },
+    [](const volatile void* memory) { held_bytes -= __sanitizer_get_allocated_size(memory); });
+
+}  // namespace
+
+#else  // replaced for the whole program, so that every container is counted
+
 void* operator new(std::size_t size) {
   void* memory = std::malloc(std::max<std::size_t>(size, 1));
   if (memory == nullptr) throw std::bad_alloc();
-  const std::size_t held = held_bytes += malloc_usable_size(memory);
-  if (held > peak_bytes) peak_bytes = held;
+  Count(malloc_usable_size(memory));
   return memory;
 }
 void operator delete(void* memory) noexcept {
@@ -27,6 +46,8 @@ void operator delete(void* memory) noexcept {
   std::free(memory);
 }
 void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
+
+#endif
 
 namespace syncline::fuzz {
 

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <iterator>
+#include <optional>
 
 namespace syncline::base {
 namespace {
@@ -91,7 +92,7 @@ class Builder {
   bool on_comment(string_view, error_code&) { return true; }
 
   Json Take() { return std::move(root_); }
-  const std::string& duplicate() const { return duplicate_; }
+  const std::optional<std::string>& duplicate() const { return duplicate_; }
 
  private:
   struct Container {
@@ -123,7 +124,7 @@ class Builder {
   std::vector<Container> stack_;
   std::string text_;
   std::string number_;  // as far as it was read
-  std::string duplicate_;
+  std::optional<std::string> duplicate_;
   Json root_;
 };
 
@@ -229,9 +230,8 @@ Result<Json> ParseJson(std::string_view text, std::size_t max_depth) {
   boost::json::basic_parser<Builder> parser(options);
   boost::system::error_code error;
   const std::size_t used = parser.write_some(false, text.data(), text.size(), error);
-  if (!parser.handler().duplicate().empty()) {
-    return Fail(Code::kCorrupt,
-                fmt::format("invalid JSON: duplicate name \"{}\"", parser.handler().duplicate()));
+  if (const auto& name = parser.handler().duplicate()) {
+    return Fail(Code::kCorrupt, fmt::format("invalid JSON: duplicate name \"{}\"", *name));
   }
   if (!error && used < text.size()) error = boost::json::error::extra_data;
   if (error) {

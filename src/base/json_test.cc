@@ -33,6 +33,7 @@ TEST(JsonTest, DoublesAreTheNearestOnes) {
 TEST(JsonTest, RejectsWhatIsNotStrictJson) {
   EXPECT_ERROR(ParseJson(R"({"a":1,"b":2,"a":3})"), Code::kCorrupt, "duplicate name \"a\"");
   EXPECT_ERROR(ParseJson(R"({"a":{"\u0061":1,"a":3}})"), Code::kCorrupt, "duplicate name \"a\"");
+  EXPECT_ERROR(ParseJson(R"({"":1,"b":2,"":3})"), Code::kCorrupt, "duplicate name \"\"");
   for (const char* bad : {"", "{", "{} x", "{'a':1}", "[1,]", "01", "nul", "\"\xff\"",
                           "\"\\ud800\"", "// c\n1", "[1 2]", "\"\x01\"", "1e999", "[-1e999]"}) {
     EXPECT_ERROR(ParseJson(bad), Code::kCorrupt, "invalid JSON");
