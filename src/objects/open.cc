@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "objects/directory_store.h"
 #include "objects/http_store.h"
 #include "objects/object_store.h"
 #include "objects/url.h"
@@ -17,8 +18,8 @@ bool IsRemote(std::string_view url) {
 
 Result<std::unique_ptr<ObjectStore>> Open(base::FileSystem& files, std::string_view url,
                                           const Settings& settings) {
-  (void)files;
   const std::string scheme = SchemeOf(url);
+  if (scheme.empty()) return OpenDirectory(files, std::string(url), std::string(url));
   if (scheme == "http" || scheme == "https") {
     SYNCLINE_ASSIGN(Url parsed, ParseUrl(url));
     return OpenHttp(std::move(parsed), settings);
