@@ -134,6 +134,7 @@ Status S3Store::PutText(const std::string& key, std::string_view text, bool if_a
   SYNCLINE_TRY(WithRetries(settings().retry_seconds, cancel, [&] {
     Request request = bucket_.MakeRequest("PUT", key, {}, headers, hash);
     request.text = text;
+    request.send_once = if_absent;
     Tried<Reply> reply = Send(request, nullptr, cancel);
     if (reply || !if_absent) return reply;
     base::Error& error = reply.error().error;
