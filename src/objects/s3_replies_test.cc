@@ -65,6 +65,9 @@ TEST(Xml, WhatIsNotWellFormed) {
   std::string deep;
   for (int i = 0; i < 100'000; ++i) deep += "<a>";
   EXPECT_ERROR(ParseXml(deep), Code::kCorrupt, "nested too deeply");
+  std::string many;
+  for (int i = 0; i < 100'000; ++i) many += "<b/>";
+  EXPECT_ERROR(ParseXml("<a>" + many + "</a>"), Code::kCorrupt, "too many elements");
 }
 
 RC_GTEST_PROP(Xml, EscapedTextComesBack, (const std::string& text)) {

@@ -372,16 +372,28 @@ TEST(S3Upload, InParts) {
   EXPECT_EQ(server.Count("DELETE", ""), 0);
 }
 
+// For a server with TLS.
+class Tls {
+ public:
+  Tls() {
+    settings_.ca_file = directory_ / "ca.pem";
+    EXPECT_OK(base::WriteTextAtomically(FileSystem::Posix(), settings_.ca_file,
+                                        certificate_.authority_pem(), false));
+  }
+  const TestCertificate* certificate() const { return &certificate_; }
+  const Settings& settings() const { return settings_; }
+
+ private:
+  base::TempDir directory_;
+  TestCertificate certificate_;
+  Settings settings_ = Quick();
+};
+
 TEST(S3Upload, OverTlsTheBodyIsNotHashed) {
-  const TestCertificate certificate;
-  base::TempDir directory;
-  Settings settings = Quick();
-  settings.ca_file = directory / "ca.pem";
-  ASSERT_OK(base::WriteTextAtomically(FileSystem::Posix(), settings.ca_file,
-                                      certificate.authority_pem(), false));
-  UploadServer server([](const auto&, auto&) { return false; }, &certificate);
+  const Tls tls;
+  UploadServer server([](const auto&, auto&) { return false; }, tls.certificate());
   TestFile file(1000);
-  const auto store = StoreAt(server.server().url(), kKnown, settings);
+  const auto store = StoreAt(server.server().url(), kKnown, tls.settings());
   ASSERT_OK(store->Put("a", *file, nullptr, nullptr));
   ASSERT_OK(store->PutText("a", "text", false, nullptr));
   EXPECT_EQ(server.server().requests().at(0).Header("x-amz-content-sha256"), "UNSIGNED-PAYLOAD");
@@ -505,19 +517,27 @@ class ShrinkingFile final : public base::File {
 };
 
 TEST(S3Upload, AFileThatShrinks) {
-  const TestCertificate certificate;
-  base::TempDir directory;
-  Settings settings = Quick();
-  settings.ca_file = directory / "ca.pem";
-  ASSERT_OK(base::WriteTextAtomically(FileSystem::Posix(), settings.ca_file,
-                                      certificate.authority_pem(), false));
-  UploadServer server([](const auto&, auto&) { return false; }, &certificate);
+  const Tls tls;
+  UploadServer server([](const auto&, auto&) { return false; }, tls.certificate());
   TestFile file(kTwoParts);
   ShrinkingFile shrinking(*file);
-  EXPECT_ERROR(
-      StoreAt(server.server().url(), kKnown, settings)->Put("a", shrinking, nullptr, nullptr),
-      Code::kCorrupt, "/file is truncated");
+  const auto store = StoreAt(server.server().url(), kKnown, tls.settings());
+  EXPECT_ERROR(store->Put("a", shrinking, nullptr, nullptr), Code::kCorrupt, "/file is truncated");
   EXPECT_EQ(server.Count("DELETE", "uploadId="), 1);
+}
+
+// Writing to a connection that has ended raises a signal, unless one takes care.
+TEST(S3Upload, TheConnectionEndsInsideABody) {
+  const Tls tls;
+  for (const TestCertificate* certificate :
+       {tls.certificate(), static_cast<const TestCertificate*>(nullptr)}) {
+    UploadServer server([](const auto&, auto&) { return false; }, certificate);
+    TestFile file(kTwoParts);
+    const auto store = StoreAt(server.server().url(), kKnown, tls.settings());
+    server.server().DropBodies(2);
+    ASSERT_OK(store->Put("a", *file, nullptr, nullptr));
+    EXPECT_EQ(server.Count("PUT", "partNumber="), 2);
+  }
 }
 
 }  // namespace
