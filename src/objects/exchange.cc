@@ -113,6 +113,7 @@ void Exchange::SetUp(void* easy, bool authenticate) {
   curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 0L);
   curl_easy_setopt(easy, CURLOPT_PATH_AS_IS, 1L);
   curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
+  curl_easy_setopt(easy, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);  // a proxy's are not the reply's
   curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
   curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L);
   curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, request_.send_once ? 1L : 0L);
@@ -122,6 +123,7 @@ void Exchange::SetUp(void* easy, bool authenticate) {
   curl_easy_setopt(easy, CURLOPT_SSL_VERIFYPEER, 1L);
   curl_easy_setopt(easy, CURLOPT_SSL_VERIFYHOST, 2L);
   if (!settings_.ca_file.empty()) {
+    // In place of the system's bundle; the system's directory of certificates stays.
     curl_easy_setopt(easy, CURLOPT_CAINFO, settings_.ca_file.c_str());
   }
   curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, detail_.data());
