@@ -60,8 +60,19 @@ struct Publisher::Work {
 Result<Publisher> Publisher::Open(FileSystem& files, const std::string& store,
                                   std::unique_ptr<Baseline> baseline, bool based_at_zero,
                                   PublisherOptions options) {
+  SYNCLINE_ASSIGN(auto sink, OpenSink(files, store,
+                                      {.durable = options.durable,
+                                       .work_directory = options.work_directory,
+                                       .objects = options.objects}));
+  return Open(files, std::move(sink), std::move(baseline), based_at_zero, std::move(options));
+}
+
+Result<Publisher> Publisher::Open(FileSystem& files, std::unique_ptr<Sink> sink,
+                                  std::unique_ptr<Baseline> baseline, bool based_at_zero,
+                                  PublisherOptions options) {
   Publisher publisher;
   publisher.files_ = &files;
+  publisher.sink_ = std::move(sink);
   if (!(options.full_copy_ratio >= 0)) {
     return Fail(Code::kInvalidArgument,
                 fmt::format("full_copy_ratio {}: expected 0 or more", options.full_copy_ratio));
@@ -69,7 +80,6 @@ Result<Publisher> Publisher::Open(FileSystem& files, const std::string& store,
   if (!options.signing_key.empty()) {
     SYNCLINE_ASSIGN(publisher.key_, SigningKey::Read(files, options.signing_key));
   }
-  SYNCLINE_ASSIGN(publisher.sink_, OpenDirectorySink(files, store, options.durable));
   SYNCLINE_ASSIGN(const std::optional<NewestVersion> newest, publisher.sink_->FindNewest(nullptr));
   publisher.run_ = DrawRun();
   if (newest) {

@@ -29,8 +29,11 @@ struct PublisherOptions {
   // A delta also carries a full copy once the deltas since the last full version or copy, itself
   // included, have this share of the model's bytes. 0: never.
   double full_copy_ratio = 0;
-  bool durable = true;      // a version that is announced is on the device
-  std::size_t threads = 0;  // 0: one for each processor
+  bool durable = true;         // a version that is announced is on the device
+  std::size_t threads = 0;     // 0: one for each processor
+  std::string work_directory;  // of a store that is no directory: where a version is made before it
+                               // is uploaded; empty: below $TMPDIR
+  objects::Settings objects;   // of such a store
 };
 
 struct PublishReport {
@@ -52,14 +55,19 @@ struct PublishReport {
   }
 };
 
-// One thread at a time. Holds the store's publisher lock: a second publisher on the same store
-// fails with kLocked.
+// One thread at a time. Holds the publisher lock of a directory: a second publisher there fails with
+// kLocked. In a bucket the commit of the second one fails with kAlreadyExists.
 class Publisher {
  public:
-  // Makes the store if it is missing. It has `last_version` (see last_version()) or is empty;
+  // `store`: a directory, made if it is missing, or s3://bucket/prefix. It has `last_version` (see last_version()) or is empty;
   // `baseline` holds its tensors, or those of version 0 where version 0 is a checkpoint that both
   // sides have already (based_at_zero). Without a baseline the first version is full.
   static base::Result<Publisher> Open(base::FileSystem& files, const std::string& store,
+                                      std::unique_ptr<Baseline> baseline, bool based_at_zero,
+                                      PublisherOptions options);
+
+  // The same on a sink that is open already.
+  static base::Result<Publisher> Open(base::FileSystem& files, std::unique_ptr<Sink> sink,
                                       std::unique_ptr<Baseline> baseline, bool based_at_zero,
                                       PublisherOptions options);
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "base/cancel.h"
 #include "base/file.h"
 #include "base/progress.h"
+#include "objects/object_store.h"
 #include "store/latest.h"
 #include "store/manifest.h"
 
@@ -61,5 +63,15 @@ class Sink {
   // Moves the newest pointer, unless it is there already.
   virtual base::Status PointTo(const Latest& latest, const base::CancelToken* cancel) = 0;
 };
+
+struct SinkOptions {
+  bool durable = true;         // of a directory: see OpenDirectorySink
+  std::string work_directory;  // of others: see OpenObjectSink
+  objects::Settings objects;
+};
+
+// `store`: a path or URL (objects::Open). kLocked, kIncompatible and more, as the kinds say.
+base::Result<std::unique_ptr<Sink>> OpenSink(base::FileSystem& files, const std::string& store,
+                                             const SinkOptions& options);
 
 }  // namespace syncline::store
