@@ -55,7 +55,18 @@ class Publisher:
     """One thread at a time."""
 
     def __init__(
-        self, store: bytes, encoding: str, base: bytes, files: bytes, threads: int, durable: bool
+        self,
+        store: bytes,
+        encoding: str,
+        base: bytes,
+        files: bytes,
+        threads: int,
+        durable: bool,
+        signing_key: bytes,
+        full_copy_ratio: float,
+        baseline: str,
+        baseline_directory: bytes,
+        work_directory: bytes,
     ) -> None: ...
     def publish(self, version: int | None, tensors: list[Any], full: bool) -> dict[str, Any]:
         """tensors: tuples (name, dtype, shape, buffer of the packed bytes)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
@@ -10,6 +11,7 @@ from . import _core
 from ._arguments import StrPath, optional_path, path_bytes, thread_count, version_number
 from ._reports import PublishReport
 from ._tensors import NamedTensors, pack
+from .errors import Error, IoError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,11 +37,17 @@ class Publisher:
         files: StrPath | None = None,
         threads: SupportsIndex | None = None,
         durable: bool = True,
+        signing_key: StrPath | None = None,
+        full_copy_ratio: float = 1.0,
+        baseline: Literal["memory", "disk", "none"] = "memory",
+        baseline_directory: StrPath | None = None,
+        work_directory: StrPath | None = None,
+        after_publish: Callable[[int, str], object] | None = None,
     ) -> None:
         """Opens a store.
 
         Args:
-            store: its directory; made if missing.
+            store: its directory, made if missing; or s3://bucket/prefix.
             encoding: how deltas are written: "xor" is smaller, "overwrite" needs no old bytes.
             base: checkpoint directory that is version 0 and that receivers have already. Nothing is
                 written for it; the first version that is published is 1.
@@ -47,6 +55,19 @@ class Publisher:
                 into full versions; None for those of `base`, if there is one.
             threads: how many to use; None for one a processor.
             durable: a version that is announced has reached the device.
+            signing_key: private key (a PEM file, see `syncline keygen`) that signs each version.
+            full_copy_ratio: a delta carries a full copy too, for receivers that come late, once the
+                deltas since the last full version or copy have this share of the model's bytes; 0
+                for never.
+            baseline: where the last version is kept, which the next one is compared with: "memory"
+                (a copy), "disk" (a replica of the store, mapped), or "none" (every version is a
+                full one).
+            baseline_directory: for the replica of "disk"; None for a folder inside the store.
+            work_directory: for a store in a bucket: local directory where a version is made before
+                it is uploaded; None for one below $TMPDIR.
+            after_publish: called with the number and the path (or URL) of each version when it
+                stands, to tell receivers, say. If it raises, `publish` raises; the version stands
+                nevertheless.
 
         Raises:
             LockedError: another publisher has the store open.
@@ -64,7 +85,13 @@ class Publisher:
             optional_path("files", files),
             thread_count(threads),
             durable,
+            optional_path("signing_key", signing_key),
+            float(full_copy_ratio),
+            baseline,
+            optional_path("baseline_directory", baseline_directory),
+            optional_path("work_directory", work_directory),
         )
+        self._after_publish = after_publish
 
     @property
     def version(self) -> int | None:
@@ -87,7 +114,7 @@ class Publisher:
         Args:
             version: its number; None for the next one. A full version may skip numbers.
             named_tensors: every tensor of the model, by name: a mapping, or pairs of name and
-                tensor. A tensor is a numpy array (also of a type of ml_dtypes), a torch tensor, a
+                tensor. A name may come twice with the same content. A tensor is a numpy array (also of a type of ml_dtypes), a torch tensor, a
                 tensor of `open_checkpoint`, or another object with `__dlpack__`. It is read in
                 place, and must not change meanwhile; only one with gaps (a transpose, a slice) is
                 packed, and only one on another device copied to the host. Names, dtypes and shapes
@@ -99,12 +126,29 @@ class Publisher:
                 version holds; the message names it.
             AlreadyExistsError: `version` is not newer than the last one.
             OutOfOrderError: `version` skips a number and is not full.
+            LimitExceededError: a name is too long for the format.
+            IoError: `after_publish` raised; its error is the cause. (An error of this package
+                keeps its class.) The version stands.
             NoSpaceError, IoError, PermissionDeniedError: the store cannot be written.
         """
         number = version_number(version)
         packed = pack(named_tensors)
         with self._lock:
-            return PublishReport(**self._core.publish(number, packed, full))
+            outcome = self._core.publish(number, packed, full)
+            url = outcome.pop("url")
+            report = PublishReport(**outcome)
+            if self._after_publish is not None:
+                self._call_after(self._after_publish, report.version, url)
+            return report
+
+    @staticmethod
+    def _call_after(after_publish: Callable[[int, str], object], version: int, url: str) -> None:
+        try:
+            after_publish(version, url)
+        except Exception as error:
+            text = f"version {version} stands, but after_publish failed: {error}"
+            kind = type(error) if isinstance(error, Error) else IoError
+            raise kind(text) from error
 
     def close(self) -> None:
         """Unlocks the store and frees the copy of the last version. May be called twice."""

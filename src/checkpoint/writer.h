@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/file.h"
 #include "base/progress.h"
@@ -18,11 +20,22 @@ struct WriteOptions {
 };
 
 // Writes model.safetensors, or numbered files with an index where one would be larger than
-// max_file_bytes, into a directory that exists. Tensors are written in parallel, big ones in
+// max_file_bytes or its header larger than readers open, into a directory that exists. Tensors are written in parallel, big ones in
 // several parts. On failure what was written stays; use a directory aside.
 base::Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
                              std::span<const tensor::TensorView> tensors,
                              const WriteOptions& options, base::ThreadPool& pool,
                              base::Progress& progress, const base::CancelToken* cancel);
+
+// Where each tensor went: tensor, file.
+using WeightMap = std::vector<std::pair<std::string, std::string>>;
+
+// The same for one of several writers that fill a directory together: files are named
+// "<prefix>00000.safetensors" and so on, and there is no index. Of no tensors there is no file.
+base::Result<WeightMap> WriteShards(base::FileSystem& files, const std::string& directory,
+                                    std::span<const tensor::TensorView> tensors,
+                                    const std::string& prefix, const WriteOptions& options,
+                                    base::ThreadPool& pool, base::Progress& progress,
+                                    const base::CancelToken* cancel);
 
 }  // namespace syncline::checkpoint

@@ -2,7 +2,7 @@
 // 2. A batch becomes tasks: a tensor of up to kFusedBytes is one task, which encodes and hashes it
 //    piece by piece while it is in the cache; of a larger one each kPartBytes are a task, and its
 //    hash, which cannot be divided, is another. Dear tasks start first.
-// 3. Frames of a batch wait until kFileBytes are together, then they become a file, written under a
+// 3. Frames of a batch wait until kFileBytes are together, or as many as a header may name, then they become a file, written under a
 //    name of its own.
 // 4. At the end, when their number is known, files get their names and the index is written.
 #include "store/delta_writer.h"
@@ -30,6 +30,7 @@ constexpr std::uint64_t kBatchBytes = 128 << 20;
 constexpr std::uint64_t kFusedBytes = 8 << 20;
 constexpr std::uint64_t kPartBytes = 8 * delta::kXorPieceBytes;
 constexpr std::uint64_t kFileBytes = 64 << 20;
+constexpr std::uint64_t kHeaderReserve = 64;  // for punctuation and padding
 static_assert(kPartBytes % delta::kXorPieceBytes == 0);
 
 // What comes out of one tensor.
@@ -55,13 +56,13 @@ class DeltaWriter {
  public:
   DeltaWriter(FileSystem& files, const std::string& directory,
               std::span<const TensorView> old_tensors, std::span<const TensorView> new_tensors,
-              const DeltaInfo& info, bool durable, std::vector<delta::ChangedLines>& lines)
+              const DeltaInfo& info, const DeltaFiles& how, std::vector<delta::ChangedLines>& lines)
       : files_(files),
         directory_(directory),
         old_(old_tensors),
         new_(new_tensors),
         info_(info),
-        durable_(durable),
+        how_(how),
         lines_(lines) {}
 
   Result<DeltaCounts> Write(base::ThreadPool& pool, base::Progress& progress,
@@ -166,15 +167,25 @@ class DeltaWriter {
     }
     ++counts_.tensors_changed;
     counts_.elements_changed += encoded.elements_changed;
-    pending_bytes_ += encoded.frame.size();
     const TensorView& view = new_[index];
+    const std::uint64_t header = checkpoint::HeaderBytesBound(view.name, 1) +
+                                 checkpoint::MetadataBytesBound(view.name, encoded.hash);
+    if (pending_header_ + header > checkpoint::kMaxHeaderBytes) SYNCLINE_TRY(FlushFile());
+    pending_header_ += header;
+    pending_bytes_ += encoded.frame.size();
     counts_.tensors.push_back({view.name, view.dtype, view.shape, encoded.hash});
     pending_.push_back({view.name, std::move(encoded.frame), std::move(encoded.hash)});
     if (pending_bytes_ >= kFileBytes) return FlushFile();
     return {};
   }
 
-  static std::string AsideName(std::size_t number) { return fmt::format("part-{}", number); }
+  std::string AsideName(std::size_t number) const {
+    return fmt::format("{}part-{}", how_.prefix, number);
+  }
+  std::string FinalName(std::size_t number) const {
+    return how_.prefix.empty() ? checkpoint::ShardName(number, file_count_)
+                               : fmt::format("{}{:05}.safetensors", how_.prefix, number);
+  }
 
   Status FlushFile() {
     if (pending_.empty()) return {};
@@ -194,25 +205,28 @@ class DeltaWriter {
       SYNCLINE_TRY(writer.WriteAt(pending_[i].frame, writer.header().tensors[i].offset));
     }
     ++file_count_;
-    SYNCLINE_TRY(writer.Commit(durable_));
+    SYNCLINE_TRY(writer.Commit(how_.durable));
     pending_.clear();
     pending_bytes_ = 0;
+    pending_header_ = kHeaderReserve;
     return {};
   }
 
   Status Finish() {
     checkpoint::Index index{.metadata = DeltaMetadata(info_)};
     for (std::size_t i = 0; i < file_count_; ++i) {
-      const std::string name = checkpoint::ShardName(i, file_count_);
+      const std::string name = FinalName(i);
       SYNCLINE_TRY(files_.Rename(Path(AsideName(i)), Path(name)));
       counts_.files.push_back(name);
     }
     for (auto& [tensor, file] : weight_map_) {
-      index.weight_map.emplace_back(std::move(tensor), counts_.files[file]);
+      counts_.weight_map.emplace_back(std::move(tensor), counts_.files[file]);
     }
-    const std::string text = IndexText(std::move(index));
+    if (!how_.prefix.empty()) return {};
+    index.weight_map = counts_.weight_map;
+    SYNCLINE_ASSIGN(const std::string text, BoundedIndexText(std::move(index)));
     counts_.files.emplace_back(checkpoint::kIndexName);
-    return base::WriteTextAtomically(files_, Path(checkpoint::kIndexName), text, durable_);
+    return base::WriteTextAtomically(files_, Path(checkpoint::kIndexName), text, how_.durable);
   }
 
   std::string Path(std::string_view name) const { return base::JoinPath(directory_, name); }
@@ -222,11 +236,12 @@ class DeltaWriter {
   std::span<const TensorView> old_;
   std::span<const TensorView> new_;
   const DeltaInfo& info_;
-  bool durable_;
+  const DeltaFiles& how_;
   std::vector<delta::ChangedLines>& lines_;
   base::Pool<XorEncoder> encoders_;
   std::vector<Pending> pending_;
   std::uint64_t pending_bytes_ = 0;
+  std::uint64_t pending_header_ = kHeaderReserve;  // no fewer bytes than their header will have
   std::size_t file_count_ = 0;
   std::vector<std::pair<std::string, std::size_t>> weight_map_;  // tensor, number of its file
   DeltaCounts counts_;
@@ -237,10 +252,10 @@ class DeltaWriter {
 Result<DeltaCounts> WriteDelta(FileSystem& files, const std::string& directory,
                                std::span<const TensorView> old_tensors,
                                std::span<const TensorView> new_tensors, const DeltaInfo& info,
-                               bool durable, std::vector<delta::ChangedLines>& lines,
+                               const DeltaFiles& how, std::vector<delta::ChangedLines>& lines,
                                base::ThreadPool& pool, base::Progress& progress,
                                const base::CancelToken* cancel) {
-  DeltaWriter writer(files, directory, old_tensors, new_tensors, info, durable, lines);
+  DeltaWriter writer(files, directory, old_tensors, new_tensors, info, how, lines);
   return writer.Write(pool, progress, cancel);
 }
 
