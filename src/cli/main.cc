@@ -75,6 +75,7 @@ int Run(int argc, char** argv) {
   AddVerify(app, session);
   AddLog(app, session);
   AddShow(app, session);
+  AddDiff(app, session);
   AddServe(app, session);
   try {
     app.parse(argc, argv);
