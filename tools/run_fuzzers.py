@@ -44,7 +44,13 @@ def fuzz(target: str, seconds: int) -> bool:
         f"-artifact_prefix={failures}/{target}-",
     ]
     done = subprocess.run([*command, *options], check=False, capture_output=True, text=True)
-    wanted = ("stat::number_of_executed_units", "stat::new_units_added", "terminat", "ERROR", "what()")
+    wanted = (
+        "stat::number_of_executed_units",
+        "stat::new_units_added",
+        "terminat",
+        "ERROR",
+        "what()",
+    )
     for line in done.stderr.splitlines():
         if any(word in line for word in wanted):
             print(f"{target}: {line.strip()}")

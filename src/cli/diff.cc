@@ -17,8 +17,10 @@
 #include "checkpoint/checkpoint.h"
 #include "cli/command.h"
 #include "delta/compare.h"
+#include "delta/encoding.h"
 #include "delta/overwrite_encoder.h"
 #include "delta/xor_encoder.h"
+#include "store/manifest.h"
 #include "store/version.h"
 
 namespace syncline::cli {
@@ -36,6 +38,8 @@ using checkpoint::CheckpointTensor;
 constexpr std::uint64_t kPartBytes = 8 * delta::kXorPieceBytes;
 // What an xor frame holds beside its pieces.
 constexpr std::uint64_t kXorFrameHead = 14;
+// Positions of an overwrite frame have 32 bits.
+constexpr std::uint64_t kMaxOverwriteBytes = std::uint64_t{1} << 32;
 
 struct Options {
   std::string a;
@@ -50,7 +54,17 @@ struct Side {
 
 struct Sizes {
   std::uint64_t xor_bytes = 0;
-  std::uint64_t overwrite_bytes = 0;
+  std::optional<std::uint64_t> overwrite_bytes = 0;  // nothing: a tensor is too large for it
+
+  Sizes& operator+=(const Sizes& other) {
+    xor_bytes += other.xor_bytes;
+    if (overwrite_bytes && other.overwrite_bytes) {
+      *overwrite_bytes += *other.overwrite_bytes;
+    } else {
+      overwrite_bytes.reset();
+    }
+    return *this;
+  }
 };
 
 struct Pair {
@@ -82,7 +96,7 @@ Result<std::string> Locate(const Session& session, const std::string& text) {
   SYNCLINE_ASSIGN(const auto version,
                   store::ReadVersion(session.files, text.substr(0, at), number));
   if (!version.delta) return version.directory;
-  std::string copy = base::JoinPath(version.directory, "full");
+  std::string copy = base::JoinPath(version.directory, store::kFullCopyFolder);
   SYNCLINE_ASSIGN(const bool full, base::Exists(session.files, copy));
   if (full) return copy;
   return Fail(Code::kIncompatible,
@@ -161,8 +175,7 @@ Status ComparePart(const Part& part, const Side& a, const Side& b, std::mutex& m
   SYNCLINE_ASSIGN(const Sizes sizes, Encode(old_bytes, new_bytes, old_tensor.dtype));
   const std::scoped_lock lock(mutex);
   part.pair->steps += steps;
-  part.pair->sizes.xor_bytes += sizes.xor_bytes;
-  part.pair->sizes.overwrite_bytes += sizes.overwrite_bytes;
+  part.pair->sizes += sizes;
   return {};
 }
 
@@ -191,9 +204,9 @@ Status Compare(const Session& session, const Side& a, const Side& b, Difference&
       continue;
     }
     pair.sizes.xor_bytes += kXorFrameHead;
+    if (pair.a->bytes > kMaxOverwriteBytes) pair.sizes.overwrite_bytes.reset();
     ++difference.tensors_changed;
-    difference.sizes.xor_bytes += pair.sizes.xor_bytes;
-    difference.sizes.overwrite_bytes += pair.sizes.overwrite_bytes;
+    difference.sizes += pair.sizes;
   }
   return {};
 }
@@ -203,6 +216,12 @@ double Share(std::uint64_t part, std::uint64_t all) {
 }
 
 double BitsEach(std::uint64_t bytes, std::uint64_t changed) { return 8 * Share(bytes, changed); }
+
+using NamedSize = std::pair<std::string_view, std::optional<std::uint64_t>>;
+std::array<NamedSize, 2> Encodings(const Sizes& sizes) {
+  return {NamedSize(Name(delta::Encoding::kXor), sizes.xor_bytes),
+          NamedSize(Name(delta::Encoding::kOverwrite), sizes.overwrite_bytes)};
+}
 
 std::string Describe(const CheckpointTensor& tensor) {
   return fmt::format("{} {}", Name(tensor.dtype), tensor::ShapeText(tensor.shape));
@@ -254,10 +273,10 @@ std::string TextOf(const Difference& difference) {
   text += "steps in units in the last place:\n" + StepsText(steps);
   text += fmt::format("frames of a delta, by encoding, of {} in full:\n",
                       base::HumanBytes(difference.bytes));
-  for (const auto& [name, bytes] : {std::pair("xor", difference.sizes.xor_bytes),
-                                    std::pair("overwrite", difference.sizes.overwrite_bytes)}) {
-    text += fmt::format("  {:<10}{:>12}  {:.2f} bits a changed element\n", name,
-                        base::HumanBytes(bytes), BitsEach(bytes, steps.changed));
+  for (const auto& [name, bytes] : Encodings(difference.sizes)) {
+    text += bytes ? fmt::format("  {:<10}{:>12}  {:.2f} bits a changed element\n", name,
+                                base::HumanBytes(*bytes), BitsEach(*bytes, steps.changed))
+                  : fmt::format("  {:<10}  not possible: a tensor is larger than 4 GiB\n", name);
   }
   return text;
 }
@@ -278,11 +297,11 @@ Json JsonOf(const delta::StepHistogram& steps) {
 
 Json JsonOf(const Sizes& sizes, std::uint64_t changed) {
   Json::Object encodings;
-  for (const auto& [name, bytes] :
-       {std::pair("xor", sizes.xor_bytes), std::pair("overwrite", sizes.overwrite_bytes)}) {
+  for (const auto& [name, bytes] : Encodings(sizes)) {
     encodings.emplace_back(
-        name,
-        Json::Object{{"bytes", bytes}, {"bits_per_changed_element", BitsEach(bytes, changed)}});
+        name, bytes ? Json(Json::Object{{"bytes", *bytes},
+                                        {"bits_per_changed_element", BitsEach(*bytes, changed)}})
+                    : Json());
   }
   return Json(std::move(encodings));
 }
