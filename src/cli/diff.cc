@@ -35,7 +35,7 @@ using checkpoint::Checkpoint;
 using checkpoint::CheckpointTensor;
 
 // Read and encoded at once, by each thread: a multiple of delta::kXorPieceBytes.
-constexpr std::uint64_t kPartBytes = 8 * delta::kXorPieceBytes;
+constexpr std::uint64_t kPartBytes = 4 * delta::kXorPieceBytes;
 // What an xor frame holds beside its pieces.
 constexpr std::uint64_t kXorFrameHead = 14;
 // Positions of an overwrite frame have 32 bits.
