@@ -174,6 +174,7 @@ void Client::Exchange::SetUp(CURL* easy, bool authenticate) {
   curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
   curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
   curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L);
+  curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, request_.send_once ? 1L : 0L);
   curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, kBufferBytes);
   curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS,
                    std::max(1L, static_cast<long>(settings_.connect_seconds * 1000)));

@@ -40,6 +40,9 @@ struct Request {
   // Whether to go where a 301, 302, 303, 307 or 308 says (GET and HEAD only, at most 5 times, never
   // from https to http).
   bool follow_redirects = false;
+  // Over a new connection. libcurl by itself sends a request again if a kept connection turns out
+  // to be dead, also where the server may have carried it out: its caller would never know.
+  bool send_once = false;
 
   // For messages: "GET https://host/key".
   std::string What() const { return method + " " + (shown.empty() ? url.Shown() : shown); }
