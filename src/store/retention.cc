@@ -26,9 +26,10 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "checkpoint/index.h"
+#include "store/directory_sink.h"
+#include "store/latest.h"
 #include "store/lease.h"
 #include "store/manifest.h"
-#include "store/publisher.h"
 #include "store/signature.h"
 #include "store/version.h"
 
@@ -47,10 +48,8 @@ using objects::ObjectStore;
 using Versions = std::set<std::uint64_t>;
 
 constexpr std::string_view kNotesKey = ".syncline/gc.json";
-constexpr std::string_view kPointerKey = "syncline.latest.json";
 constexpr std::uint64_t kNotesFormat = 1;
 constexpr std::uint64_t kMaxNotesBytes = 64'000'000;
-constexpr std::uint64_t kMaxPointerBytes = 65536;
 
 std::string KeyOf(std::uint64_t version, std::string_view name) {
   return fmt::format("{}/{}", VersionName(version), name);
@@ -105,6 +104,19 @@ class Survey {
     return Node{};
   }
 
+  // Of a store that is no directory: versions that are being published, or whose publisher died.
+  // Their manifest, which is the commit, is missing, while an older version has one.
+  Result<Versions> Uncommitted(const Versions& versions) {
+    Versions without;
+    for (auto it = versions.rbegin(); it != versions.rend(); ++it) {
+      const auto manifest = store_.Stat(KeyOf(*it, kManifestName), cancel_);
+      if (manifest) return without;
+      if (manifest.error().code != Code::kNotFound) return std::unexpected(manifest.error());
+      without.insert(*it);
+    }
+    return Versions();  // another program's, which writes none
+  }
+
   // Does the version hold the full copy that its manifest says, as far as names and sizes go?
   Result<bool> HoldsFullCopy(std::uint64_t version) {
     SYNCLINE_ASSIGN(
@@ -129,10 +141,10 @@ class Survey {
     return files > 0;
   }
 
-  // What syncline.latest.json names; nothing without a readable one.
+  // What syncline.latest.json names, whatever its format; nothing without a readable one.
   Result<std::optional<std::uint64_t>> Pointer() {
     const Result<std::string> text =
-        store_.ReadText(std::string(kPointerKey), kMaxPointerBytes, cancel_);
+        store_.ReadText(std::string(kLatestName), kMaxLatestBytes, cancel_);
     if (!text && MayPass(text.error().code)) return std::unexpected(text.error());
     if (!text) return std::nullopt;
     const Result<Json> json = base::ParseJson(*text);
@@ -357,10 +369,16 @@ class Collector {
   Status Judge() {
     Survey survey(store_, options_.cancel);
     SYNCLINE_ASSIGN(const Versions versions, survey.List());
+    Versions uncommitted;
+    if (!local_) {
+      SYNCLINE_ASSIGN(uncommitted, survey.Uncommitted(versions));
+    }
     std::map<std::uint64_t, Node> nodes;
     for (const std::uint64_t version : versions) {
       if (noted_.contains(version)) continue;  // on its way out, in a dry run
-      SYNCLINE_ASSIGN(nodes[version], survey.Read(version));
+      Node& node = nodes[version];
+      if (uncommitted.contains(version)) continue;
+      SYNCLINE_ASSIGN(node, survey.Read(version));
     }
     SYNCLINE_ASSIGN(const Versions kept, ChooseKept(survey, nodes, options_));
     report_.kept.assign(kept.begin(), kept.end());

@@ -18,8 +18,8 @@
 #include "base/result_matchers.h"
 #include "base/temp_dir.h"
 #include "checkpoint/index.h"
+#include "store/directory_sink.h"
 #include "store/manifest.h"
-#include "store/publisher.h"
 #include "store/version.h"
 
 namespace syncline::store {
@@ -538,6 +538,28 @@ TEST(BucketRetentionTest, AnOutageIsNoReasonToKeepOrRemove) {
     EXPECT_ERROR(Collect(store.objects(), {.keep = 1, .grace_seconds = 0}), Code::kUnavailable, "");
     EXPECT_EQ(store.Picture(), before);
   }
+}
+
+// A full version comes up slowly: its index is there, its manifest is not.
+TEST(BucketRetentionTest, AVersionThatIsBeingPublishedReplacesNone) {
+  BucketStore store;
+  WriteVersion(store, 0, {Kind::kFull, 0});
+  store.Write("weight_v000001/model.safetensors.index.json", checkpoint::IndexText({}));
+  ASSERT_OK_AND_ASSIGN(GcReport report, Collect(store.objects(), {.keep = 1, .grace_seconds = 0}));
+  EXPECT_EQ(SetOf(report.kept), (Versions{0, 1}));
+  WriteVersion(store, 1, {Kind::kFull, 0});
+  ASSERT_OK_AND_ASSIGN(report, Collect(store.objects(), {.keep = 1, .grace_seconds = 0}));
+  EXPECT_EQ(SetOf(report.removed), (Versions{0}));
+}
+
+TEST(BucketRetentionTest, StoresWithoutAnyManifestAreReadByTheirIndexes) {
+  BucketStore store;
+  for (std::uint64_t version = 0; version < 2; ++version) {
+    store.Write(VersionName(version) + "/model.safetensors.index.json", checkpoint::IndexText({}));
+  }
+  ASSERT_OK_AND_ASSIGN(const GcReport report,
+                       Collect(store.objects(), {.keep = 1, .grace_seconds = 0}));
+  EXPECT_EQ(SetOf(report.removed), (Versions{0}));
 }
 
 TEST(BucketRetentionTest, NoLeaseWithoutADirectory) {

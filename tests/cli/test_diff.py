@@ -99,7 +99,7 @@ def test_predicted_sizes_are_those_of_a_delta(cli, store, tmp_path, sides, encod
     for tensor in report["tensors"]:
         predicted = tensor["encodings"][encoding]["bytes"]
         if encoding == "overwrite" and tensor["name"] == "large":
-            assert predicted == pytest.approx(frames["large"], rel=0.01)
+            assert predicted == pytest.approx(frames["large"], rel=0.02)
         else:
             assert predicted == frames.get(tensor["name"], 0)
     whole = report["encodings"][encoding]
