@@ -1,0 +1,196 @@
+#include "torture/world.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/writer.h"
+#include "replica/state.h"
+#include "store/manifest.h"
+
+namespace syncline::torture {
+
+using base::FileSystem;
+using base::Result;
+using base::Status;
+
+World::World(const Settings& settings, Dice& dice, const WorldOptions& options)
+    : settings_(settings), dice_(dice), options_(options), model_(dice, options.large) {}
+
+FileSystem& World::machine() {
+  if (power_ != nullptr) return *power_;
+  return FileSystem::Posix();
+}
+
+std::string World::VersionPath(std::uint64_t version) const {
+  return base::JoinPath(store_, store::VersionName(version));
+}
+
+bool World::NeedsSeed(std::optional<std::uint64_t> from, std::uint64_t to) const {
+  if (!from || to < *from) return true;
+  for (std::uint64_t version = *from + 1; version <= to; ++version) {
+    if (is_full(version)) return true;
+  }
+  return false;
+}
+
+Status World::Start(std::optional<std::uint64_t> held) {
+  SYNCLINE_TRY(FileSystem::Posix().MakeDirectories(root_));
+  if (options_.power && !options_.lasting_start) {
+    power_ = std::make_unique<base::PowerLossFileSystem>(FileSystem::Posix(), root_);
+  }
+  SYNCLINE_TRY(Prepare(machine(), held));
+  if (options_.power && options_.lasting_start) {
+    power_ = std::make_unique<base::PowerLossFileSystem>(FileSystem::Posix(), root_);
+  }
+  return {};
+}
+
+Status World::Prepare(FileSystem& files, std::optional<std::uint64_t> held) {
+  if (dice_.Percent(25)) {  // version 0 is a checkpoint that both sides have
+    seed_ = root_ + "/seed";
+    versions_.push_back(model_.Start(dice_));
+    base::ThreadPool pool(1);
+    base::Progress progress;
+    SYNCLINE_TRY(FileSystem::Posix().MakeDirectories(seed_));
+    SYNCLINE_TRY(checkpoint::WriteCheckpoint(FileSystem::Posix(), seed_, model_.Views(versions_[0]),
+                                             {.durable = false}, pool, progress, nullptr));
+  }
+  while (versions_.size() <= options_.versions) {
+    PlanNext();
+    SYNCLINE_ASSIGN(store::Publisher publisher, OpenPublisher(files, store_));
+    SYNCLINE_TRY(Publish(publisher));
+  }
+  SYNCLINE_TRY(LoseForeignManifests());
+  SYNCLINE_TRY(files.SyncDirectory(root_));
+  SYNCLINE_TRY(files.SyncDirectory(store_));
+  if (!held) return {};
+  SYNCLINE_ASSIGN(const replica::PullReport report, Pull(files, held));
+  if (report.version != *held) return Wrong("the first pull went elsewhere");
+  return ExpectAt(*held);
+}
+
+// Versions of other programs have no manifest.
+Status World::LoseForeignManifests() {
+  if (!dice_.Percent(25)) return {};
+  for (std::uint64_t version = seed_.empty() ? 0 : 1; version <= newest(); ++version) {
+    SYNCLINE_TRY(machine().RemoveAll(base::JoinPath(VersionPath(version), store::kManifestName)));
+  }
+  return machine().RemoveAll(base::JoinPath(store_, "syncline.latest.json"));
+}
+
+void World::PlanNext() {
+  if (versions_.empty()) {
+    versions_.push_back(model_.Start(dice_));
+    full_.insert(0);
+    return;
+  }
+  versions_.push_back(model_.Step(versions_.back(), dice_));
+  if (options_.full_versions && dice_.Percent(12)) full_.insert(newest());
+}
+
+Result<store::Publisher> World::OpenPublisher(FileSystem& files, const std::string& store) {
+  const delta::Encoding encoding =
+      dice_.Percent(50) ? delta::Encoding::kXor : delta::Encoding::kOverwrite;
+  std::vector<tensor::TensorView> held;
+  if (newest() > 0) held = model_.Views(versions_[newest() - 1]);
+  return store::Publisher::Open(files, store, store::MakeBorrowedBaseline(std::move(held)),
+                                !seed_.empty(), {.encoding = encoding, .threads = 1});
+}
+
+Status World::Publish(store::Publisher& publisher) {
+  base::Progress progress;
+  SYNCLINE_ASSIGN(
+      const store::PublishReport report,
+      publisher.Publish(newest(), model_.Views(versions_.back()), is_full(newest()), progress));
+  if (report.version != newest()) return Wrong("published under another number");
+  return {};
+}
+
+Result<replica::PullReport> World::Pull(FileSystem& files, std::optional<std::uint64_t> target) {
+  return PullInto(files, replica_, target);
+}
+
+Result<replica::PullReport> World::PullInto(FileSystem& files, const std::string& into,
+                                            std::optional<std::uint64_t> target) {
+  return replica::Pull(files, store_, into, {.version = target, .seed = seed_, .threads = 1});
+}
+
+Status World::CutPower() {
+  const std::uint64_t seed = dice_.Seed();
+  SYNCLINE_TRY(power_->CutPower(seed));
+  power_ = std::make_unique<base::PowerLossFileSystem>(FileSystem::Posix(), root_);
+  ++boots_;
+  Say(fmt::format("the power was cut (seed {})", seed));
+  // The head file as it would be after a boot under another identity.
+  const std::string head = replica_ + "/.weight_sync/syncline.json";
+  const auto text = base::ReadText(FileSystem::Posix(), head, 1 << 20);
+  if (!text) return {};
+  const std::string boot = replica::ReplicaState(FileSystem::Posix(), replica_).BootId();
+  const std::size_t at = text->find(boot);
+  if (boot.empty() || at == std::string::npos) return {};
+  std::string changed = *text;
+  changed[at] = changed[at] == 'x' ? 'y' : 'x';
+  return base::WriteTextAtomically(FileSystem::Posix(), head, changed, false);
+}
+
+Result<std::optional<std::uint64_t>> World::Marker() const {
+  return replica::ReplicaState(FileSystem::Posix(), replica_).ReadMarker();
+}
+
+Status World::ExpectBytes(const std::string& directory, std::uint64_t version) const {
+  auto mapped = checkpoint::MappedCheckpoint::Open(FileSystem::Posix(), directory);
+  if (!mapped) {
+    return Wrong(fmt::format("{} should be version {}: {}", directory, version, Told(mapped)));
+  }
+  const std::vector<tensor::TensorView> expected = model_.Views(versions_[version]);
+  if (mapped->checkpoint().tensors().size() != expected.size()) {
+    return Wrong(fmt::format("{} has {} tensors, expected {}", directory,
+                             mapped->checkpoint().tensors().size(), expected.size()));
+  }
+  for (const tensor::TensorView& view : expected) {
+    const checkpoint::CheckpointTensor* found = mapped->checkpoint().Find(view.name);
+    if (found == nullptr || found->dtype != view.dtype || found->shape != view.shape ||
+        !std::ranges::equal(mapped->Bytes(*found), view.bytes)) {
+      return Wrong(
+          fmt::format("{}: tensor {} is not that of version {}", directory, view.name, version));
+    }
+  }
+  return {};
+}
+
+Status World::ExpectAt(std::uint64_t version) const {
+  SYNCLINE_ASSIGN(const auto marker, Marker());
+  if (marker != version) {
+    return Wrong(fmt::format("the marker says {}, expected {}",
+                             marker ? fmt::format("{}", *marker) : "nothing", version));
+  }
+  SYNCLINE_TRY(ExpectBytes(replica_, version));
+  const auto verified = replica::Verify(FileSystem::Posix(), replica_, {.threads = 1});
+  if (!verified) return Wrong("verify says: " + Told(verified));
+  if (verified->versions != std::vector<std::uint64_t>{version}) {
+    return Wrong("verify saw another version");
+  }
+  return {};
+}
+
+Status World::ExpectHonest() const {
+  SYNCLINE_ASSIGN(const auto marker, Marker());
+  if (!marker) return {};
+  if (*marker > newest()) return Wrong(fmt::format("the marker says {}", *marker));
+  return ExpectBytes(replica_, *marker);
+}
+
+void World::Say(const std::string& text) const {
+  if (settings_.verbose) fmt::print("  {}\n", text);
+}
+
+void CopyTree(const std::string& from, const std::string& to) {
+  std::error_code ignored;
+  std::filesystem::remove_all(to, ignored);
+  std::filesystem::copy(from, to, std::filesystem::copy_options::recursive, ignored);
+}
+
+}  // namespace syncline::torture
