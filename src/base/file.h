@@ -17,10 +17,11 @@
 namespace syncline::base {
 
 enum class OpenMode {
-  kRead,       // must exist
-  kReadWrite,  // must exist
-  kCreate,     // read and write; made if missing, emptied if there
-  kCreateNew,  // read and write; must not exist
+  kRead,           // must exist
+  kReadWrite,      // must exist
+  kCreate,         // read and write; made if missing, emptied if there
+  kCreateNew,      // read and write; must not exist
+  kCreatePrivate,  // as kCreateNew; nobody but the owner may open it
 };
 
 struct FileInfo {

@@ -142,10 +142,11 @@ class PosixFileSystem final : public FileSystem {
         flags |= O_RDWR | O_CREAT | O_TRUNC;
         break;
       case OpenMode::kCreateNew:
+      case OpenMode::kCreatePrivate:
         flags |= O_RDWR | O_CREAT | O_EXCL;
         break;
     }
-    Descriptor fd(open(path.c_str(), flags, 0644));
+    Descriptor fd(open(path.c_str(), flags, mode == OpenMode::kCreatePrivate ? 0600 : 0644));
     if (!fd.ok()) return FailErrno(errno, "cannot open " + path);
     struct stat st = {};
     if (fstat(fd.get(), &st) == 0 && S_ISDIR(st.st_mode)) {

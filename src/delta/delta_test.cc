@@ -5,6 +5,7 @@
 #include <zstd.h>
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 
 #include "base/result_matchers.h"
@@ -258,11 +259,48 @@ TEST(OverwriteTest, BadPositionsAndCountsAreNamed) {
   EXPECT_ERROR(apply({}, 3), Code::kCorrupt, "");
 }
 
+TEST(OverwriteTest, CheckedWithoutTheTensor) {
+  const auto frame = [](std::uint32_t count, const std::vector<std::uint32_t>& words, bool values) {
+    Bytes content(4 + 4 * words.size() + (values ? count : 0));
+    base::Store(content.data(), count);
+    for (std::size_t i = 0; i < words.size(); ++i) base::Store(&content[4 + 4 * i], words[i]);
+    Bytes bytes(ZSTD_compressBound(content.size()));
+    bytes.resize(ZSTD_compress(bytes.data(), bytes.size(), content.data(), content.size(), 1));
+    return bytes;
+  };
+  EXPECT_EQ(CheckFrame(Encoding::kOverwrite, frame(3, {0, 7, 0xFFFFFFFF}, true)).value(), 3U);
+  EXPECT_ERROR(CheckFrame(Encoding::kOverwrite, frame(2, {7, 7}, true)), Code::kCorrupt, "ascend");
+  EXPECT_ERROR(CheckFrame(Encoding::kOverwrite, frame(2, {6, 7}, false)), Code::kCorrupt, "ends");
+  EXPECT_ERROR(CheckFrame(Encoding::kOverwrite, frame(1, {6, 7}, true)), Code::kCorrupt, "more");
+  EXPECT_ERROR(CheckFrame(Encoding::kOverwrite, frame(0xFFFFFFFF, {}, false)), Code::kCorrupt,
+               "ends");
+  std::vector<std::uint32_t> many(100'000);
+  std::iota(many.begin(), many.end(), 5);
+  EXPECT_EQ(CheckFrame(Encoding::kOverwrite, frame(100'000, many, true)).value(), 100'000U);
+}
+
 TEST(XorTest, LongUnchangedStretchesCostFourBytesABlock) {
   Pair pair = MakePair(64 * 131072, 0, 2, 3);
   pair.new_bytes[5'000'000] ^= std::byte{1};
   const Encoded encoded = Encode(Encoding::kXor, pair.old_bytes, pair.new_bytes, 2);
   EXPECT_LT(encoded.frame.size(), 64U * 4 + 100);
+}
+
+// A frame that does not say its size, of one block of zstd's RLE kind.
+TEST(XorTest, ContentBeyondTheTensorIsRefusedWithinABlock) {
+  const auto frame = [](std::uint32_t content) {
+    Bytes bytes = {std::byte{0x28}, std::byte{0xB5}, std::byte{0x2F},
+                   std::byte{0xFD}, std::byte{0},    std::byte{0x58}};
+    const std::uint32_t head = 1 | 1 << 1 | content << 3;
+    for (const int shift : {0, 8, 16}) bytes.push_back(static_cast<std::byte>(head >> shift));
+    bytes.push_back(std::byte{7});
+    return bytes;
+  };
+  EXPECT_OK(ReadRecords(Encoding::kXor, frame(1000), 1000, 1));
+  for (const std::uint32_t content : {1001U, 17384U}) {
+    EXPECT_ERROR(ReadRecords(Encoding::kXor, frame(content), 1000, 1), Code::kCorrupt, "more than");
+  }
+  EXPECT_ERROR(ReadRecords(Encoding::kXor, frame(999), 1000, 1), Code::kCorrupt, "ends after 999");
 }
 
 TEST(XorTest, FramesOfTheLibraryItselfAreRead) {

@@ -67,7 +67,8 @@ class ObjectStore {
   // begin with '.' count as any other. kIncompatible where can_list() is false.
   virtual base::Result<std::vector<ObjectInfo>> List(const std::string& prefix, bool folders_only,
                                                      const base::CancelToken* cancel) = 0;
-  virtual base::Result<ObjectInfo> Stat(const std::string& key, const base::CancelToken* cancel) = 0;
+  virtual base::Result<ObjectInfo> Stat(const std::string& key,
+                                        const base::CancelToken* cancel) = 0;
   // Exactly into.size() bytes from `offset` on; `received` (may be null) is told how many more have
   // come, from this thread, so that a caller can show progress. What came before a connection broke
   // is not fetched again. `tag`, if not empty, must still be the object's (If-Match): kOutOfOrder

@@ -89,7 +89,10 @@ class Verifier {
 
   Status VerifyVersion(const Version& version) {
     SYNCLINE_ASSIGN(const auto manifest, store::ReadManifest(files_, version.directory));
-    if (manifest) SYNCLINE_TRY(store::CheckFiles(files_, version.directory, *manifest));
+    if (manifest) {
+      SYNCLINE_TRY(store::CheckFiles(files_, version.directory, manifest->manifest,
+                                     store::Part::kAll, true, pool_, options_.cancel));
+    }
     if (!version.delta) {
       SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, version.directory));
       Count(checkpoint);

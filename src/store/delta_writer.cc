@@ -167,7 +167,9 @@ class DeltaWriter {
     ++counts_.tensors_changed;
     counts_.elements_changed += encoded.elements_changed;
     pending_bytes_ += encoded.frame.size();
-    pending_.push_back({new_[index].name, std::move(encoded.frame), std::move(encoded.hash)});
+    const TensorView& view = new_[index];
+    counts_.tensors.push_back({view.name, view.dtype, view.shape, encoded.hash});
+    pending_.push_back({view.name, std::move(encoded.frame), std::move(encoded.hash)});
     if (pending_bytes_ >= kFileBytes) return FlushFile();
     return {};
   }
@@ -182,17 +184,16 @@ class DeltaWriter {
     for (Pending& item : pending_) {
       specs.push_back({.name = item.name, .shape = {item.frame.size()}});
       metadata.emplace_back(item.name, std::move(item.hash));
-      weight_map_.emplace_back(item.name, file_sizes_.size());
+      weight_map_.emplace_back(item.name, file_count_);
     }
     SYNCLINE_ASSIGN(auto layout, checkpoint::LayOutSafetensors(std::move(specs), metadata));
-    SYNCLINE_ASSIGN(auto writer,
-                    checkpoint::SafetensorsWriter::Create(
-                        files_, Path(AsideName(file_sizes_.size())), std::move(layout)));
+    SYNCLINE_ASSIGN(auto writer, checkpoint::SafetensorsWriter::Create(
+                                     files_, Path(AsideName(file_count_)), std::move(layout)));
     // The layout of tensors of one dtype is by name, as pending_ is.
     for (std::size_t i = 0; i < pending_.size(); ++i) {
       SYNCLINE_TRY(writer.WriteAt(pending_[i].frame, writer.header().tensors[i].offset));
     }
-    file_sizes_.push_back(writer.header().file_bytes);
+    ++file_count_;
     SYNCLINE_TRY(writer.Commit(durable_));
     pending_.clear();
     pending_bytes_ = 0;
@@ -201,16 +202,16 @@ class DeltaWriter {
 
   Status Finish() {
     checkpoint::Index index{.metadata = DeltaMetadata(info_)};
-    for (std::size_t i = 0; i < file_sizes_.size(); ++i) {
-      const std::string name = checkpoint::ShardName(i, file_sizes_.size());
+    for (std::size_t i = 0; i < file_count_; ++i) {
+      const std::string name = checkpoint::ShardName(i, file_count_);
       SYNCLINE_TRY(files_.Rename(Path(AsideName(i)), Path(name)));
-      counts_.files.emplace_back(name, file_sizes_[i]);
+      counts_.files.push_back(name);
     }
     for (auto& [tensor, file] : weight_map_) {
-      index.weight_map.emplace_back(std::move(tensor), counts_.files[file].first);
+      index.weight_map.emplace_back(std::move(tensor), counts_.files[file]);
     }
     const std::string text = IndexText(std::move(index));
-    counts_.files.emplace_back(checkpoint::kIndexName, text.size());
+    counts_.files.emplace_back(checkpoint::kIndexName);
     return base::WriteTextAtomically(files_, Path(checkpoint::kIndexName), text, durable_);
   }
 
@@ -226,7 +227,7 @@ class DeltaWriter {
   base::Pool<XorEncoder> encoders_;
   std::vector<Pending> pending_;
   std::uint64_t pending_bytes_ = 0;
-  std::vector<std::uint64_t> file_sizes_;
+  std::size_t file_count_ = 0;
   std::vector<std::pair<std::string, std::size_t>> weight_map_;  // tensor, number of its file
   DeltaCounts counts_;
 };

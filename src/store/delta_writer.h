@@ -10,6 +10,7 @@
 #include "base/progress.h"
 #include "base/thread_pool.h"
 #include "delta/changed_lines.h"
+#include "store/manifest.h"
 #include "store/version.h"
 #include "tensor/view.h"
 
@@ -18,8 +19,8 @@ namespace syncline::store {
 struct DeltaCounts {
   std::uint64_t tensors_changed = 0;
   std::uint64_t elements_changed = 0;
-  std::vector<std::pair<std::string, std::uint64_t>>
-      files;  // written, with sizes; the index is one of them
+  std::vector<ManifestTensor> tensors;  // that changed, by name
+  std::vector<std::string> files;       // written; the index is one of them
 };
 
 // Writes the index and the frames of what differs between `old_tensors` and `new_tensors` (the same

@@ -11,7 +11,8 @@ using base::FileSystem;
 using base::Result;
 using base::Status;
 
-Status Summarise(FileSystem& files, const std::string& store, VersionSummary& summary) {
+Status Summarise(FileSystem& files, const std::string& store, VersionSummary& summary,
+                 base::ThreadPool& pool) {
   const std::string directory = base::JoinPath(store, VersionName(summary.version));
   SYNCLINE_ASSIGN(const std::vector<std::string> names, files.List(directory));
   for (const std::string& name : names) {
@@ -28,20 +29,21 @@ Status Summarise(FileSystem& files, const std::string& store, VersionSummary& su
   }
   SYNCLINE_ASSIGN(const auto manifest, ReadManifest(files, directory));
   if (!manifest) return {};
-  summary.elements = manifest->elements;
-  summary.elements_changed = manifest->elements_changed;
-  summary.created_ns = manifest->created_ns;
-  return CheckFiles(files, directory, *manifest);
+  summary.elements = manifest->manifest.elements;
+  summary.elements_changed = manifest->manifest.elements_changed;
+  summary.created_ns = manifest->manifest.created_ns;
+  return CheckFiles(files, directory, manifest->manifest, Part::kAll, false, pool, nullptr);
 }
 
 }  // namespace
 
 Result<std::vector<VersionSummary>> ReadHistory(FileSystem& files, const std::string& store) {
   SYNCLINE_ASSIGN(const std::vector<std::uint64_t> versions, ListVersions(files, store));
+  base::ThreadPool pool(1);
   std::vector<VersionSummary> history;
   for (const std::uint64_t version : versions) {
     VersionSummary& summary = history.emplace_back(VersionSummary{.version = version});
-    const Status status = Summarise(files, store, summary);
+    const Status status = Summarise(files, store, summary, pool);
     if (!status) summary.fault = status.error().message;
   }
   return history;

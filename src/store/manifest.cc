@@ -1,10 +1,15 @@
 #include "store/manifest.h"
 
 #include <fmt/format.h>
+#include <sys/random.h>
 
+#include <algorithm>
 #include <array>
 
 #include "base/json.h"
+#include "store/file_hash.h"
+#include "store/signature.h"
+#include "tensor/hash.h"
 
 namespace syncline::store {
 namespace {
@@ -16,84 +21,248 @@ using base::Json;
 using base::Result;
 using base::Status;
 
-constexpr std::uint64_t kFormat = 1;
+constexpr std::uint64_t kFormat = 2;
+constexpr std::size_t kRunDigits = 32;
+constexpr std::size_t kSha256Digits = 64;
+constexpr std::size_t kXxh3Digits = 32;
 
 struct Field {
   std::string_view name;
   std::uint64_t Manifest::* value;
 };
-constexpr std::array<Field, 7> kFields = {{
+constexpr std::array<Field, 6> kFields = {{
     {"version", &Manifest::version},
     {"created_ns", &Manifest::created_ns},
-    {"tensors", &Manifest::tensors},
-    {"tensors_changed", &Manifest::tensors_changed},
+    {"tensors_total", &Manifest::tensors_total},
     {"elements", &Manifest::elements},
     {"elements_changed", &Manifest::elements_changed},
     {"full_bytes", &Manifest::full_bytes},
 }};
 
+std::unexpected<base::Error> Corrupt(std::string message) {
+  return Fail(Code::kCorrupt, std::move(message));
+}
+
 Result<std::uint64_t> Number(const Json* json, std::string_view name) {
   if (json != nullptr && json->unsigned_integer() != nullptr) return *json->unsigned_integer();
-  return Fail(Code::kCorrupt, fmt::format("\"{}\" is missing or not an unsigned integer", name));
+  return Corrupt(fmt::format("\"{}\" is missing or not an unsigned integer", name));
+}
+
+Result<std::string> Text(const Json* json, std::string_view name) {
+  if (json != nullptr && json->string() != nullptr) return *json->string();
+  return Corrupt(fmt::format("\"{}\" is missing or not a string", name));
+}
+
+Result<std::string> Hex(const Json* json, std::string_view name, std::size_t digits) {
+  SYNCLINE_ASSIGN(std::string text, Text(json, name));
+  if (IsLowerHex(text, digits)) return text;
+  return Corrupt(fmt::format("\"{}\" is not {} lower-case hex digits", name, digits));
+}
+
+Result<const Json::Object*> Members(const Json& json, std::string_view name) {
+  const Json* value = json.Find(name);
+  if (value != nullptr && value->object() != nullptr) return value->object();
+  return Corrupt(fmt::format("\"{}\" is missing or not an object", name));
+}
+
+Result<ManifestTensor> ParseTensor(const std::string& name, const Json& json) {
+  ManifestTensor tensor{.name = name};
+  SYNCLINE_ASSIGN(const std::string dtype, Text(json.Find("dtype"), "dtype"));
+  const auto known = tensor::FindDtype(dtype);
+  if (!known) return Fail(Code::kIncompatible, fmt::format("unknown dtype {}", dtype));
+  tensor.dtype = *known;
+  const Json* shape = json.Find("shape");
+  if (shape == nullptr || shape->array() == nullptr) return Corrupt("\"shape\" is not a list");
+  for (const Json& size : *shape->array()) {
+    SYNCLINE_ASSIGN(const std::uint64_t number, Number(&size, "shape"));
+    tensor.shape.push_back(number);
+  }
+  const std::string_view hash = Name(tensor::HashKind::kXxh3);
+  SYNCLINE_ASSIGN(tensor.hash, Hex(json.Find(hash), hash, kXxh3Digits));
+  return tensor;
+}
+
+Result<ManifestFile> ParseFile(const std::string& name, const Json& json) {
+  if (!base::IsInsidePath(name)) return Corrupt("is not inside the directory");
+  if (name == kManifestName || name == kSignatureName) return Corrupt("cannot be listed");
+  ManifestFile file{.name = name};
+  SYNCLINE_ASSIGN(file.bytes, Number(json.Find("bytes"), "bytes"));
+  SYNCLINE_ASSIGN(file.sha256, Hex(json.Find("sha256"), "sha256", kSha256Digits));
+  return file;
+}
+
+bool Add(std::uint64_t& sum, std::uint64_t value) {
+  return !__builtin_add_overflow(sum, value, &sum);
+}
+
+// What the tensors and files add up to must fit the totals.
+Status CheckSums(const Manifest& manifest) {
+  std::uint64_t elements = 0;
+  std::uint64_t bytes = 0;
+  for (const ManifestTensor& tensor : manifest.tensors) {
+    const auto fail = [&](std::string_view what) {
+      return Corrupt(fmt::format("tensor {} of shape {} {}", tensor.name,
+                                 tensor::ShapeText(tensor.shape), what));
+    };
+    const auto count = tensor::ElementCount(tensor.shape);
+    const auto size = tensor::ByteCount(tensor.dtype, tensor.shape);
+    if (!count || !size) return fail("cannot be");
+    if (!Add(elements, *count) || !Add(bytes, *size)) return fail("makes the model too large");
+  }
+  const bool full = !manifest.base_version;
+  const std::array<std::tuple<std::string_view, std::uint64_t, std::uint64_t>, 3> sums = {{
+      {"tensors", manifest.tensors.size(), manifest.tensors_total},
+      {"elements", elements, manifest.elements},
+      {"bytes", bytes, manifest.full_bytes},
+  }};
+  for (const auto& [what, found, total] : sums) {
+    if (full ? found == total : found <= total) continue;
+    return Corrupt(fmt::format("its tensors have {} {}, the model {}", found, what, total));
+  }
+  if (manifest.elements_changed > manifest.elements) {
+    return Corrupt(
+        fmt::format("{} elements changed of {}", manifest.elements_changed, manifest.elements));
+  }
+  std::uint64_t file_bytes = 0;
+  for (const ManifestFile& file : manifest.files) {
+    if (!Add(file_bytes, file.bytes)) {
+      return Corrupt(fmt::format("file {} of {} bytes makes it too large", file.name, file.bytes));
+    }
+  }
+  return {};
+}
+
+Status ParseHead(const Json& json, Manifest& manifest) {
+  SYNCLINE_ASSIGN(manifest.run, Hex(json.Find("run"), "run", kRunDigits));
+  for (const Field& field : kFields) {
+    SYNCLINE_ASSIGN(manifest.*field.value, Number(json.Find(field.name), field.name));
+  }
+  const Json* base = json.Find("base_version");
+  if (base == nullptr) return Corrupt("\"base_version\" is missing");
+  if (!base->is_null()) {
+    SYNCLINE_ASSIGN(manifest.base_version, Number(base, "base_version"));
+    if (*manifest.base_version >= manifest.version) {
+      return Corrupt(fmt::format("version {} cannot build on version {}", manifest.version,
+                                 *manifest.base_version));
+    }
+  }
+  const Json* parent = json.Find("parent");
+  if (parent == nullptr) return Corrupt("\"parent\" is missing");
+  if (!parent->is_null()) {
+    SYNCLINE_ASSIGN(manifest.parent, Hex(parent, "parent", kSha256Digits));
+  }
+  return {};
+}
+
+bool IsOfFullCopy(std::string_view name) {
+  return name.starts_with(kFullCopyFolder) && name.substr(kFullCopyFolder.size()).starts_with('/');
 }
 
 }  // namespace
 
 std::string ManifestText(const Manifest& manifest) {
-  Json::Object json = {{"format", kFormat}};
+  Json::Object json = {{"format", kFormat}, {"run", manifest.run}};
   for (const Field& field : kFields) json.emplace_back(field.name, manifest.*field.value);
   json.emplace_back("base_version", manifest.base_version ? Json(*manifest.base_version) : Json());
+  json.emplace_back("parent", manifest.parent.empty() ? Json() : Json(manifest.parent));
+  Json::Object tensors;
+  for (const ManifestTensor& tensor : manifest.tensors) {
+    Json::Array shape(tensor.shape.begin(), tensor.shape.end());
+    tensors.emplace_back(tensor.name,
+                         Json::Object{{"dtype", Name(tensor.dtype)},
+                                      {"shape", std::move(shape)},
+                                      {std::string(Name(tensor::HashKind::kXxh3)), tensor.hash}});
+  }
+  json.emplace_back("tensors", std::move(tensors));
   Json::Object files;
-  for (const auto& [name, size] : manifest.files) files.emplace_back(name, size);
+  for (const ManifestFile& file : manifest.files) {
+    files.emplace_back(file.name, Json::Object{{"bytes", file.bytes}, {"sha256", file.sha256}});
+  }
   json.emplace_back("files", std::move(files));
-  return ToText(Json(std::move(json)), true) + "\n";
+  return ToText(Json(std::move(json))) + "\n";
 }
 
 Result<Manifest> ParseManifest(std::string_view text) {
+  if (text.size() > kMaxManifestBytes) {
+    return Fail(Code::kLimitExceeded, fmt::format("a manifest of {} bytes, the limit is {}",
+                                                  text.size(), kMaxManifestBytes));
+  }
   SYNCLINE_ASSIGN(const Json json, base::ParseJson(text));
   SYNCLINE_ASSIGN(const std::uint64_t format, Number(json.Find("format"), "format"));
   if (format != kFormat) {
-    return Fail(Code::kIncompatible, fmt::format("format {}, expected {}", format, kFormat));
+    return Fail(Code::kIncompatible,
+                fmt::format("manifest of format {}, expected {}", format, kFormat));
   }
   Manifest manifest;
-  for (const Field& field : kFields) {
-    SYNCLINE_ASSIGN(manifest.*field.value, Number(json.Find(field.name), field.name));
+  SYNCLINE_TRY(ParseHead(json, manifest));
+  SYNCLINE_ASSIGN(const Json::Object* tensors, Members(json, "tensors"));
+  for (const auto& [name, value] : *tensors) {
+    auto tensor = ParseTensor(name, value);
+    if (!tensor) return Annotate(std::move(tensor).error(), "tensor " + name);
+    manifest.tensors.push_back(*std::move(tensor));
   }
-  if (const Json* base = json.Find("base_version"); base != nullptr && !base->is_null()) {
-    SYNCLINE_ASSIGN(manifest.base_version, Number(base, "base_version"));
+  SYNCLINE_ASSIGN(const Json::Object* files, Members(json, "files"));
+  for (const auto& [name, value] : *files) {
+    auto file = ParseFile(name, value);
+    if (!file) return Annotate(std::move(file).error(), "file " + name);
+    manifest.files.push_back(*std::move(file));
   }
-  const Json* files = json.Find("files");
-  if (files == nullptr || files->object() == nullptr) {
-    return Fail(Code::kCorrupt, "\"files\" is missing or not an object");
-  }
-  for (const auto& [name, size] : *files->object()) {
-    if (!base::IsInsidePath(name)) {
-      return Fail(Code::kCorrupt, fmt::format("file {} is not inside the directory", name));
-    }
-    SYNCLINE_ASSIGN(const std::uint64_t bytes, Number(&size, name));
-    manifest.files.emplace_back(name, bytes);
-  }
+  std::ranges::sort(manifest.tensors, {}, &ManifestTensor::name);
+  std::ranges::sort(manifest.files, {}, &ManifestFile::name);
+  SYNCLINE_TRY(CheckSums(manifest));
   return manifest;
 }
 
-Result<std::optional<Manifest>> ReadManifest(FileSystem& files, const std::string& directory) {
+std::string Identity(std::string_view manifest_text) {
+  return Sha256Hex(base::AsBytes(manifest_text));
+}
+
+std::string DrawRun() {
+  std::array<std::uint8_t, kRunDigits / 2> bytes;
+  // Up to 256 bytes come whole; it fails only before the kernel's pool is ready, and then is asked
+  // again.
+  while (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+  }
+  return base::ToHex(bytes);
+}
+
+Result<std::optional<ReadManifestResult>> ReadManifest(FileSystem& files,
+                                                       const std::string& directory) {
   const std::string path = base::JoinPath(directory, kManifestName);
   SYNCLINE_ASSIGN(const bool there, base::Exists(files, path));
   if (!there) return std::nullopt;
-  SYNCLINE_ASSIGN(const std::string text, base::ReadText(files, path, kMaxManifestBytes));
-  Result<Manifest> manifest = ParseManifest(text);
+  ReadManifestResult result;
+  SYNCLINE_ASSIGN(result.text, base::ReadText(files, path, kMaxManifestBytes));
+  Result<Manifest> manifest = ParseManifest(result.text);
   if (!manifest) return Annotate(std::move(manifest).error(), path);
-  return *std::move(manifest);
+  result.manifest = *std::move(manifest);
+  result.identity = Identity(result.text);
+  return result;
 }
 
-Status CheckFiles(FileSystem& files, const std::string& directory, const Manifest& manifest) {
-  for (const auto& [name, size] : manifest.files) {
-    const std::string path = base::JoinPath(directory, name);
+Status CheckFiles(FileSystem& files, const std::string& directory, const Manifest& manifest,
+                  Part part, bool hash, base::ThreadPool& pool, const base::CancelToken* cancel) {
+  std::vector<const ManifestFile*> wanted;
+  std::vector<std::string> paths;
+  for (const ManifestFile& file : manifest.files) {
+    const bool of_copy = IsOfFullCopy(file.name);
+    if (part == (of_copy ? Part::kVersion : Part::kFullCopy)) continue;
+    const std::string path = base::JoinPath(directory, file.name);
     SYNCLINE_ASSIGN(const base::FileInfo info, files.Stat(path));
-    if (info.size != size) {
-      return Fail(Code::kCorrupt,
-                  fmt::format("{} has {} bytes, the manifest says {}", path, info.size, size));
+    if (info.kind != base::FileInfo::Kind::kFile || info.size != file.bytes) {
+      return Corrupt(
+          fmt::format("{} has {} bytes, the manifest says {}", path, info.size, file.bytes));
     }
+    wanted.push_back(&file);
+    paths.push_back(path);
+  }
+  if (!hash) return {};
+  SYNCLINE_ASSIGN(const std::vector<FileHash> hashes, HashFiles(files, paths, pool, cancel));
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    if (hashes[i].bytes == wanted[i]->bytes && hashes[i].sha256 == wanted[i]->sha256) continue;
+    return Fail(Code::kChecksumMismatch,
+                fmt::format("{} has the SHA-256 {}, the manifest says {}", paths[i],
+                            hashes[i].sha256, wanted[i]->sha256));
   }
   return {};
 }

@@ -1,44 +1,83 @@
-// syncline.manifest.json: what a publisher of ours says of a version beyond the shared format.
-// Foreign readers ignore the file, foreign versions have none.
+// syncline.manifest.json: what a publisher of ours says of a version beyond the shared format; the
+// layout is in docs/format.md. Foreign readers ignore the file, foreign versions have none.
+//
+// A version's identity is the SHA-256 of its manifest's bytes. As the manifest holds the hash of
+// every other file and the identity of the parent, an identity stands for the whole chain behind
+// it.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/file.h"
+#include "base/thread_pool.h"
+#include "tensor/dtype.h"
 
 namespace syncline::store {
 
 inline constexpr std::string_view kManifestName = "syncline.manifest.json";
 inline constexpr std::uint64_t kMaxManifestBytes = 256'000'000;
+// Folder of a delta version that holds a full copy of the same version for readers that come late.
+inline constexpr std::string_view kFullCopyFolder = "full";
+
+struct ManifestFile {
+  std::string name;  // relative to the version's directory; may lie in a sub-folder
+  std::uint64_t bytes = 0;
+  std::string sha256;  // 64 hex digits of the content
+};
+
+// A tensor that the version holds: of a delta those that changed.
+struct ManifestTensor {
+  std::string name;
+  tensor::Dtype dtype = tensor::Dtype::kU8;
+  std::vector<std::uint64_t> shape;
+  std::string hash;  // xxh3-128 of the new bytes, 32 hex digits
+};
 
 struct Manifest {
+  std::string run;  // 32 hex digits, drawn at random with the first version and kept by its heirs
   std::uint64_t version = 0;
   std::optional<std::uint64_t> base_version;  // nothing: a full version
-  std::uint64_t created_ns = 0;               // since the epoch
-  std::uint64_t tensors = 0;                  // of the model
-  std::uint64_t tensors_changed = 0;
+  std::string parent;  // identity of the version published before; empty: the first one, or the one
+                       // before has no manifest
+  std::uint64_t created_ns = 0;     // since the epoch
+  std::uint64_t tensors_total = 0;  // of the model
   std::uint64_t elements = 0;
   std::uint64_t elements_changed = 0;
-  std::uint64_t full_bytes = 0;  // of all tensors
-  std::vector<std::pair<std::string, std::uint64_t>>
-      files;  // every other file of the version, with its size
+  std::uint64_t full_bytes = 0;         // of all tensors of the model
+  std::vector<ManifestTensor> tensors;  // by name
+  std::vector<ManifestFile> files;  // every other file of the version but the signature, by name
 };
 
 std::string ManifestText(const Manifest& manifest);
-// kIncompatible for a format number that we do not know.
+// Checks everything that can be checked without the files: kCorrupt for fields that are missing or
+// wrong, names that leave the directory or stand twice; kIncompatible for a format number that we
+// do not know.
 base::Result<Manifest> ParseManifest(std::string_view text);
+// 64 hex digits.
+std::string Identity(std::string_view manifest_text);
+// A new run: 32 hex digits.
+std::string DrawRun();
 
+struct ReadManifestResult {
+  Manifest manifest;
+  std::string text;
+  std::string identity;
+};
 // Nothing if the version directory has none.
-base::Result<std::optional<Manifest>> ReadManifest(base::FileSystem& files,
-                                                   const std::string& version_directory);
+base::Result<std::optional<ReadManifestResult>> ReadManifest(base::FileSystem& files,
+                                                             const std::string& version_directory);
 
-// Every file that the manifest names is there with its size. kCorrupt (with both sizes) or
-// kNotFound.
+// Every file that the manifest names (of the full copy, or all others) is there with its size and,
+// with `hash`, its SHA-256. kCorrupt or kChecksumMismatch (with expected and actual) or kNotFound;
+// errors name the file. Other files are not looked at.
+enum class Part { kVersion, kFullCopy, kAll };
 base::Status CheckFiles(base::FileSystem& files, const std::string& version_directory,
-                        const Manifest& manifest);
+                        const Manifest& manifest, Part part, bool hash, base::ThreadPool& pool,
+                        const base::CancelToken* cancel);
 
 }  // namespace syncline::store

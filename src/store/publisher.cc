@@ -15,9 +15,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <numeric>
 
 #include "checkpoint/writer.h"
 #include "store/delta_writer.h"
+#include "store/file_hash.h"
 #include "store/manifest.h"
 
 namespace syncline::store {
@@ -128,7 +130,7 @@ Status CheckTensors(std::span<const TensorView> tensors) {
 }
 
 Status CopyCompanions(FileSystem& files, const std::string& from, const std::string& to,
-                      bool durable, std::vector<std::pair<std::string, std::uint64_t>>& copied) {
+                      bool durable, std::vector<std::string>& copied) {
   SYNCLINE_ASSIGN(const std::vector<std::string> names, files.List(from));
   for (const std::string& name : names) {
     SYNCLINE_ASSIGN(const base::FileInfo info, files.Stat(base::JoinPath(from, name)));
@@ -136,9 +138,36 @@ Status CopyCompanions(FileSystem& files, const std::string& from, const std::str
     SYNCLINE_ASSIGN(const std::string text,
                     base::ReadText(files, base::JoinPath(from, name), std::uint64_t{1} << 30));
     SYNCLINE_TRY(base::WriteTextAtomically(files, base::JoinPath(to, name), text, durable));
-    copied.emplace_back(name, text.size());
+    copied.push_back(name);
   }
   return {};
+}
+
+// The hash of each tensor; one tensor a thread, large ones first.
+Result<std::vector<ManifestTensor>> HashAll(std::span<const TensorView> tensors,
+                                            base::ThreadPool& pool,
+                                            const base::CancelToken* cancel) {
+  std::vector<ManifestTensor> hashed;
+  for (const TensorView& view : tensors) {
+    hashed.push_back({.name = view.name, .dtype = view.dtype, .shape = view.shape, .hash = {}});
+  }
+  std::vector<std::size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::ranges::greater(),
+                           [&](std::size_t i) { return tensors[i].bytes.size(); });
+  SYNCLINE_TRY(pool.ParallelFor(
+      order.size(),
+      [&](std::size_t i) -> Status {
+        hashed[order[i]].hash = tensor::HashHex(tensor::HashKind::kXxh3, tensors[order[i]].bytes);
+        return {};
+      },
+      cancel));
+  return hashed;
+}
+
+std::uint64_t NowNs() {
+  return static_cast<std::uint64_t>(
+      std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count());
 }
 
 }  // namespace
@@ -164,8 +193,16 @@ Result<Publisher> Publisher::Open(FileSystem& files, const std::string& store,
   publisher.lock_ = *std::move(lock);
   SYNCLINE_TRY(files.RemoveAll(base::JoinPath(own, "staging")));
   SYNCLINE_ASSIGN(const std::vector<std::uint64_t> versions, ListVersions(files, store));
+  publisher.run_ = DrawRun();
   if (!versions.empty()) {
     publisher.last_version_ = versions.back();
+    // A foreign version has no manifest: a new run begins.
+    SYNCLINE_ASSIGN(const auto last,
+                    ReadManifest(files, base::JoinPath(store, VersionName(versions.back()))));
+    if (last) {
+      publisher.run_ = last->manifest.run;
+      publisher.parent_ = last->identity;
+    }
   } else if (based_at_zero) {
     publisher.last_version_ = 0;
   }
@@ -221,17 +258,28 @@ Status Publisher::CheckSameTensors(std::span<const TensorView> tensors) const {
 }
 
 Status Publisher::WriteFullFiles(const std::string& directory, std::span<const TensorView> tensors,
-                                 std::vector<std::pair<std::string, std::uint64_t>>& written,
-                                 base::Progress& progress, const base::CancelToken* cancel) {
+                                 std::vector<std::string>& written, base::Progress& progress,
+                                 const base::CancelToken* cancel) {
   SYNCLINE_TRY(checkpoint::WriteCheckpoint(
       *files_, directory, tensors, {.durable = options_.durable}, *pool_, progress, cancel));
   SYNCLINE_ASSIGN(const std::vector<std::string> names, files_->List(directory));
-  for (const std::string& name : names) {
-    SYNCLINE_ASSIGN(const base::FileInfo info, files_->Stat(base::JoinPath(directory, name)));
-    written.emplace_back(name, info.size);
-  }
+  written.insert(written.end(), names.begin(), names.end());
   if (options_.companions_from.empty()) return {};
   return CopyCompanions(*files_, options_.companions_from, directory, options_.durable, written);
+}
+
+Result<std::vector<ManifestFile>> Publisher::HashWritten(const std::string& directory,
+                                                         std::vector<std::string> names,
+                                                         const base::CancelToken* cancel) {
+  std::ranges::sort(names);
+  std::vector<std::string> paths;
+  for (const std::string& name : names) paths.push_back(base::JoinPath(directory, name));
+  SYNCLINE_ASSIGN(std::vector<FileHash> hashes, HashFiles(*files_, paths, *pool_, cancel));
+  std::vector<ManifestFile> listed;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    listed.push_back({std::move(names[i]), hashes[i].bytes, std::move(hashes[i].sha256)});
+  }
+  return listed;
 }
 
 Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
@@ -257,10 +305,19 @@ Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
   const std::string directory = base::JoinPath(staging, VersionName(version));
   SYNCLINE_TRY(files_->RemoveAll(staging));
   SYNCLINE_TRY(files_->MakeDirectories(directory));
-  Manifest manifest;
+  Manifest manifest = {.run = run_,
+                       .version = version,
+                       .base_version = report.base_version,
+                       .parent = parent_,
+                       .created_ns = NowNs(),
+                       .tensors_total = report.tensors,
+                       .elements = report.elements,
+                       .full_bytes = report.full_bytes};
+  std::vector<std::string> written;
   std::vector<delta::ChangedLines> lines;
   if (full) {
-    SYNCLINE_TRY(WriteFullFiles(directory, tensors, manifest.files, progress, cancel));
+    SYNCLINE_TRY(WriteFullFiles(directory, tensors, written, progress, cancel));
+    SYNCLINE_ASSIGN(manifest.tensors, HashAll(tensors, *pool_, cancel));
     report.tensors_changed = report.tensors;
     report.elements_changed = report.elements;
   } else {
@@ -271,26 +328,25 @@ Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
                                options_.durable, lines, *pool_, progress, cancel));
     report.tensors_changed = counts.tensors_changed;
     report.elements_changed = counts.elements_changed;
-    manifest.files = std::move(counts.files);
+    manifest.tensors = std::move(counts.tensors);
+    written = std::move(counts.files);
   }
-  manifest.version = version;
-  manifest.base_version = report.base_version;
-  manifest.created_ns = static_cast<std::uint64_t>(
-      std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count());
-  manifest.tensors = report.tensors;
-  manifest.tensors_changed = report.tensors_changed;
-  manifest.elements = report.elements;
   manifest.elements_changed = report.elements_changed;
-  manifest.full_bytes = report.full_bytes;
+  SYNCLINE_ASSIGN(manifest.files, HashWritten(directory, std::move(written), cancel));
   const std::string text = ManifestText(manifest);
+  if (text.size() > kMaxManifestBytes) {
+    return Fail(Code::kLimitExceeded, fmt::format("a manifest of {} bytes, the limit is {}",
+                                                  text.size(), kMaxManifestBytes));
+  }
   SYNCLINE_TRY(base::WriteTextAtomically(*files_, base::JoinPath(directory, kManifestName), text,
                                          options_.durable));
   report.bytes = text.size();
-  for (const auto& [name, size] : manifest.files) report.bytes += size;
+  for (const ManifestFile& file : manifest.files) report.bytes += file.bytes;
 
   SYNCLINE_TRY(files_->Rename(directory, base::JoinPath(store_, VersionName(version))));
   // From here on the version stands, whatever else fails.
   last_version_ = version;
+  parent_ = Identity(text);
   SYNCLINE_TRY(baseline_->Advance(tensors, lines, *pool_));
   if (options_.durable) SYNCLINE_TRY(files_->SyncDirectory(store_));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "base/thread_pool.h"
 #include "delta/changed_lines.h"
+#include "store/manifest.h"
 #include "store/version.h"
 #include "tensor/view.h"
 
@@ -89,11 +90,15 @@ class Publisher {
   Publisher() = default;
 
   base::Result<std::uint64_t> ChooseVersion(std::optional<std::uint64_t> asked, bool full) const;
-  // The checkpoint and its companions; `written` receives their names and sizes.
+  // The checkpoint and its companions; `written` receives their names.
   base::Status WriteFullFiles(const std::string& directory,
                               std::span<const tensor::TensorView> tensors,
-                              std::vector<std::pair<std::string, std::uint64_t>>& written,
-                              base::Progress& progress, const base::CancelToken* cancel);
+                              std::vector<std::string>& written, base::Progress& progress,
+                              const base::CancelToken* cancel);
+  // Sizes and hashes of the files of those names, by name.
+  base::Result<std::vector<ManifestFile>> HashWritten(const std::string& directory,
+                                                      std::vector<std::string> names,
+                                                      const base::CancelToken* cancel);
   base::Status CheckSameTensors(std::span<const tensor::TensorView> tensors) const;
 
   base::FileSystem* files_ = nullptr;
@@ -103,6 +108,8 @@ class Publisher {
   PublisherOptions options_;
   std::unique_ptr<base::ThreadPool> pool_;
   std::optional<std::uint64_t> last_version_;
+  std::string run_;
+  std::string parent_;  // identity of last_version_; empty: it has no manifest
 };
 
 // Where a store directory keeps what is its own and no version.

@@ -132,6 +132,12 @@ TEST_P(PublisherTest, FullThenDeltasEachAgainstTheOneBefore) {
   for (const TensorView& view : model_.views()) {
     EXPECT_TRUE(std::ranges::equal(full.Bytes(*full.checkpoint().Find(view.name)), view.bytes));
   }
+  ASSERT_OK_AND_ASSIGN(const auto zero, ReadManifest(files, dir_ / VersionName(0)));
+  ReadManifestResult parent = *zero;
+  EXPECT_EQ(parent.manifest.parent, "");
+  ASSERT_EQ(parent.manifest.tensors.size(), 5U);
+  EXPECT_EQ(parent.manifest.tensors[3].hash,
+            HashHex(tensor::HashKind::kXxh3, model_.views()[3].bytes));
   for (const double density : {0.001, 0.0, 0.5, 0.00001}) {
     const auto old_bytes = Snapshot();
     model_.Step(density);
@@ -140,8 +146,13 @@ TEST_P(PublisherTest, FullThenDeltasEachAgainstTheOneBefore) {
     CheckDelta(report.version, old_bytes);
     ASSERT_OK_AND_ASSIGN(const auto manifest,
                          ReadManifest(files, dir_ / VersionName(report.version)));
-    EXPECT_EQ(manifest->elements_changed, report.elements_changed);
-    EXPECT_OK(CheckFiles(files, dir_ / VersionName(report.version), *manifest));
+    EXPECT_EQ(manifest->manifest.elements_changed, report.elements_changed);
+    base::ThreadPool pool(2);
+    EXPECT_OK(CheckFiles(files, dir_ / VersionName(report.version), manifest->manifest, Part::kAll,
+                         true, pool, nullptr));
+    EXPECT_EQ(manifest->manifest.run, parent.manifest.run);
+    EXPECT_EQ(manifest->manifest.parent, parent.identity);
+    parent = *manifest;
   }
   EXPECT_EQ(ListVersions(files, dir_.path()).value().size(), 5U);
 }

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "base/result_matchers.h"
-#include "store/manifest.h"
 
 namespace syncline::store {
 namespace {
@@ -60,26 +59,6 @@ TEST(VersionTest, Companions) {
                           "syncline.manifest.json", "x.gguf", "consolidated.00.pth"}) {
     EXPECT_FALSE(IsCompanionFile(bad)) << bad;
   }
-}
-
-TEST(ManifestTest, RoundTripAndFaults) {
-  Manifest manifest{.version = 3,
-                    .base_version = 2,
-                    .created_ns = 5,
-                    .tensors = 9,
-                    .elements = 100,
-                    .elements_changed = 4,
-                    .full_bytes = 200};
-  manifest.files = {{"a.safetensors", 12}};
-  const std::string text = ManifestText(manifest);
-  ASSERT_OK_AND_ASSIGN(const Manifest read, ParseManifest(text));
-  EXPECT_EQ(ManifestText(read), text);
-  EXPECT_EQ(read.base_version, 2U);
-  EXPECT_ERROR(ParseManifest("{}"), Code::kCorrupt, "format");
-  EXPECT_ERROR(ParseManifest(R"({"format":9})"), Code::kIncompatible, "format 9, expected 1");
-  std::string outside = text;
-  outside.replace(outside.find("a.safe"), 6, "../a.s");
-  EXPECT_ERROR(ParseManifest(outside), Code::kCorrupt, "not inside");
 }
 
 }  // namespace
