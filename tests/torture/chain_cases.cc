@@ -97,6 +97,35 @@ Status Play(const Settings& settings, Dice& dice, Disorder disorder) {
   return world.ExpectAt(world.newest());
 }
 
+// From some version on the store holds another run. A replica that is beyond that point keeps what
+// it has and says so, or changes over; it never takes the one for the other.
+Status PlayDiverged(const Settings& settings, Dice& dice) {
+  World world(settings, dice, {.versions = dice.Between(2, 4)});
+  SYNCLINE_TRY(world.Start(0));
+  const std::uint64_t held = dice.Between(0, world.newest());
+  SYNCLINE_TRY(world.Pull(world.machine(), held));
+  const Weights before = world.weights(held);
+  const std::uint64_t from = dice.Between(1, world.newest());
+  SYNCLINE_TRY(world.Diverge(from));
+  const auto report = world.Pull(world.machine(), std::nullopt);
+  world.Say(fmt::format("held {}, another run from {} on: {}", held, from, Told(report)));
+  if (held < from) {
+    if (!report) return Wrong("refused: " + Told(report));
+    return world.ExpectAt(world.newest());
+  }
+  if (!report) {
+    const Code code = report.error().code;
+    if (code != Code::kChecksumMismatch && code != Code::kOutOfOrder) {
+      return Wrong("another error than expected: " + Told(report));
+    }
+    SYNCLINE_ASSIGN(const auto marker, world.Marker());
+    if (marker != held) return Wrong("refused, but the marker is another");
+    return world.ExpectBytes(world.replica(), before);
+  }
+  if (!world.has_manifests()) return {};  // nothing tells the runs apart
+  return world.ExpectAt(world.newest());
+}
+
 }  // namespace
 
 std::vector<CaseKind> ChainCases() {
@@ -106,7 +135,8 @@ std::vector<CaseKind> ChainCases() {
   return {{"chain-missing", 1, play(Disorder::kMissing)},
           {"chain-swapped", 1, play(Disorder::kSwapped)},
           {"chain-duplicate", 1, play(Disorder::kDuplicate)},
-          {"chain-foreign", 2, play(Disorder::kForeign)}};
+          {"chain-foreign", 2, play(Disorder::kForeign)},
+          {"chain-diverged", 2, PlayDiverged}};
 }
 
 }  // namespace syncline::torture

@@ -64,11 +64,21 @@ Status CheckCode(const base::Error& error) {
       fmt::format("damage gives the error {}: {}", base::Info(error.code).name, error.message));
 }
 
+// Has that version hashes of all its files?
+bool HasManifest(const World& world, std::uint64_t version) {
+  const std::string path = base::JoinPath(world.VersionPath(version), store::kManifestName);
+  return FileSystem::Posix().Stat(path).has_value();
+}
+
 Status PlayStore(const Settings& settings, Dice& dice) {
-  World world(settings, dice, {.versions = dice.Between(1, 3), .full_versions = false});
-  const std::uint64_t held = dice.Below(world.seed().empty() ? 1 : 2);
+  World world(settings, dice, {.versions = dice.Between(1, 3)});
+  std::optional<std::uint64_t> held;
+  if (dice.Percent(70)) held = 0;
   SYNCLINE_TRY(world.Start(held));
-  const std::uint64_t hurt = dice.Between(held + 1, world.newest());
+  const std::uint64_t oldest = held || !world.seed().empty() ? 1 : 0;
+  const std::uint64_t hurt = dice.Between(oldest, world.newest());
+  // Without a manifest nothing says what the bytes of a full version should be.
+  if (world.is_full(hurt) && !HasManifest(world, hurt)) return {};
   const std::vector<std::string> files = Files(world.VersionPath(hurt));
   SYNCLINE_ASSIGN(const Damage damage, Damage::Do(world, dice.Pick(files)));
   const auto report = world.Pull(world.machine(), std::nullopt);
@@ -79,16 +89,16 @@ Status PlayStore(const Settings& settings, Dice& dice) {
   } else {
     SYNCLINE_TRY(CheckCode(report.error()));
     SYNCLINE_ASSIGN(const auto marker, world.Marker());
-    if (!marker || *marker < held || *marker >= hurt) {
-      return Wrong(fmt::format("version {} is damaged, and the marker says {}", hurt,
-                               marker ? fmt::format("{}", *marker) : "nothing"));
+    if (held && !marker) return Wrong("after the error no version is held");
+    if (marker && (*marker < held.value_or(0) || *marker >= hurt)) {
+      return Wrong(fmt::format("version {} is damaged, and the marker says {}", hurt, *marker));
     }
-    SYNCLINE_TRY(world.ExpectAt(*marker));
+    if (marker) SYNCLINE_TRY(world.ExpectAt(*marker));
   }
   SYNCLINE_TRY(damage.Mend());
   const auto mended = world.Pull(world.machine(), std::nullopt);
   if (!mended) return Wrong("mended, but: " + Told(mended));
-  if (mended->seeded) return Wrong("seeded again");
+  if (mended->seeded && !world.NeedsSeed(held, world.newest())) return Wrong("seeded again");
   return world.ExpectAt(world.newest());
 }
 
@@ -128,6 +138,21 @@ Status PlayReplica(const Settings& settings, Dice& dice, const std::string& part
   return ExpectTruth(world, world.Pull(world.machine(), std::nullopt), part != "weights");
 }
 
+// A pull that was killed leaves files of its own; one of them goes bad before the next pull.
+Status PlayLeftOver(const Settings& settings, Dice& dice) {
+  World world(settings, dice, {.versions = dice.Between(1, 3)});
+  SYNCLINE_TRY(world.Start(0));
+  base::FaultyFileSystem files(world.machine());
+  files.KillAt(dice.Between(20, 120), dice.Below(5000));
+  world.Say("killed pull: " + Told(world.Pull(files, std::nullopt)));
+  std::vector<std::string> left = Files(world.replica() + "/.weight_sync");
+  std::erase_if(left, [](const std::string& path) { return path.ends_with("/lock"); });
+  for (std::uint64_t i = dice.Between(1, 2); i > 0 && !left.empty(); --i) {
+    SYNCLINE_TRY(Damage::Do(world, dice.Pick(left)));
+  }
+  return ExpectTruth(world, world.Pull(world.machine(), std::nullopt), true);
+}
+
 }  // namespace
 
 std::vector<CaseKind> DamageCases() {
@@ -136,6 +161,7 @@ std::vector<CaseKind> DamageCases() {
   };
   return {{"damage-store", 6, PlayStore},
           {"damage-weights", 3, in_replica("weights")},
+          {"damage-left-over", 3, PlayLeftOver},
           {"damage-head", 2, in_replica("syncline.json")},
           {"damage-marker", 2, in_replica("state.json")}};
 }

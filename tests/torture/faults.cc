@@ -16,8 +16,9 @@ using base::Result;
 using base::Status;
 
 std::string_view Name(Fault fault) {
-  static constexpr std::array<std::string_view, 8> kNames = {
-      "kill", "power", "error", "full-disk", "dead-device", "short-read", "short-write", "flip"};
+  static constexpr std::array<std::string_view, 9> kNames = {
+      "kill",       "power",       "error", "full-disk", "dead-device",
+      "short-read", "short-write", "flip",  "cancel"};
   return kNames[static_cast<std::size_t>(fault)];
 }
 
@@ -76,6 +77,9 @@ Disturbed::Disturbed(World& world, Fault fault, const Counts& counts)
     case Fault::kFlip:
       FlipOne(counts);
       break;
+    case Fault::kCancel:
+      CancelAt(counts);
+      break;
   }
 }
 
@@ -119,6 +123,15 @@ void Disturbed::FlipOne(const Counts& counts) {
   });
 }
 
+void Disturbed::CancelAt(const Counts& counts) {
+  const std::uint64_t at = world_.dice().Below(counts.operations);
+  world_.Say(fmt::format("cancelled at operation {} of {}", at, counts.operations));
+  files_.SetRule([this, at, seen = std::uint64_t{0}](std::string_view, const std::string&) mutable {
+    if (seen++ == at) cancel_.Cancel();
+    return Status();
+  });
+}
+
 bool Disturbed::died() const { return fault_ == Fault::kKill || fault_ == Fault::kPower; }
 
 Status Disturbed::CheckError(const base::Error& error) const {
@@ -141,6 +154,9 @@ Status Disturbed::CheckError(const base::Error& error) const {
       break;
     case Fault::kFlip:
       allowed = kDamaged;
+      break;
+    case Fault::kCancel:
+      allowed = {Code::kCancelled};
       break;
   }
   if (std::ranges::find(allowed, error.code) != allowed.end()) return {};

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string_view>
 
+#include "base/cancel.h"
 #include "base/faulty_file_system.h"
 #include "torture/world.h"
 
@@ -20,6 +21,7 @@ enum class Fault {
   kShortRead,   // one read ends early
   kShortWrite,  // one write ends early
   kFlip,        // one read has a wrong bit
+  kCancel,      // somebody presses Ctrl-C
 };
 std::string_view Name(Fault fault);
 
@@ -39,6 +41,7 @@ class Disturbed {
   Disturbed(World& world, Fault fault, const Counts& counts);
 
   base::FileSystem& files() { return files_; }
+  const base::CancelToken* cancel() const { return &cancel_; }
   // Has the run ended like a process that is no more?
   bool died() const;
   // Is that an error which the fault explains?
@@ -50,10 +53,12 @@ class Disturbed {
   void FailOne(const Counts& counts);
   void FailFrom(const Counts& counts);
   void FlipOne(const Counts& counts);
+  void CancelAt(const Counts& counts);
 
   World& world_;
   Fault fault_;
   base::FaultyFileSystem files_;
+  base::CancelToken cancel_;
 };
 
 }  // namespace syncline::torture

@@ -42,7 +42,7 @@ Status PlayFault(World& world, Fault fault) {
   auto publisher = world.OpenPublisher(disturbed->files(), world.store());
   Status status;
   if (publisher) {
-    status = world.Publish(*publisher);
+    status = world.Publish(*publisher, disturbed->cancel());
   } else {
     status = std::unexpected(publisher.error());
   }
@@ -155,6 +155,8 @@ std::vector<CaseKind> PublishCases() {
   add(Fault::kDeadDevice, 2);
   add(Fault::kShortRead, 1);
   add(Fault::kShortWrite, 2);
+  add(Fault::kFlip, 1);
+  add(Fault::kCancel, 1);
   kinds.push_back({"publish-first", 1, PlayFirstVersion});
   return kinds;
 }

@@ -65,7 +65,7 @@ Status PlayFault(Story& story, std::uint64_t target, Fault fault) {
   SYNCLINE_ASSIGN(const auto before, world.Marker());
   story.doubt = fault == Fault::kFlip || fault == Fault::kShortRead;
   Disturbed disturbed(world, fault, counts);
-  const auto report = world.Pull(disturbed.files(), target);
+  const auto report = world.Pull(disturbed.files(), target, disturbed.cancel());
   world.Say(fmt::format("{}: {}", Name(fault), Told(report)));
   if (!report) SYNCLINE_TRY(disturbed.CheckError(report.error()));
   const bool lasting = fault == Fault::kDeadDevice || fault == Fault::kFullDisk;
@@ -160,10 +160,13 @@ std::vector<CaseKind> PullCases() {
   add(Fault::kShortRead, 3, false);
   add(Fault::kShortWrite, 3, false);
   add(Fault::kFlip, 4, false);
+  add(Fault::kCancel, 2, false);
   add(Fault::kKill, 3, true);
   add(Fault::kPower, 3, true);
   add(Fault::kError, 2, true);
   add(Fault::kShortWrite, 1, true);
+  add(Fault::kFullDisk, 1, true);
+  add(Fault::kCancel, 1, true);
   kinds.push_back({"pull-sweep", 2, PlaySweep});
   return kinds;
 }

@@ -63,6 +63,7 @@ Status World::Prepare(FileSystem& files, std::optional<std::uint64_t> held) {
     SYNCLINE_ASSIGN(store::Publisher publisher, OpenPublisher(files, store_));
     SYNCLINE_TRY(Publish(publisher));
   }
+  has_manifests_ = !dice_.Percent(25);
   SYNCLINE_TRY(LoseForeignManifests());
   SYNCLINE_TRY(files.SyncDirectory(root_));
   SYNCLINE_TRY(files.SyncDirectory(store_));
@@ -74,7 +75,7 @@ Status World::Prepare(FileSystem& files, std::optional<std::uint64_t> held) {
 
 // Versions of other programs have no manifest.
 Status World::LoseForeignManifests() {
-  if (!dice_.Percent(25)) return {};
+  if (has_manifests_) return {};
   for (std::uint64_t version = seed_.empty() ? 0 : 1; version <= newest(); ++version) {
     SYNCLINE_TRY(machine().RemoveAll(base::JoinPath(VersionPath(version), store::kManifestName)));
   }
@@ -100,22 +101,41 @@ Result<store::Publisher> World::OpenPublisher(FileSystem& files, const std::stri
                                 !seed_.empty(), {.encoding = encoding, .threads = 1});
 }
 
-Status World::Publish(store::Publisher& publisher) {
+Status World::Publish(store::Publisher& publisher, const base::CancelToken* cancel) {
   base::Progress progress;
-  SYNCLINE_ASSIGN(
-      const store::PublishReport report,
-      publisher.Publish(newest(), model_.Views(versions_.back()), is_full(newest()), progress));
+  SYNCLINE_ASSIGN(const store::PublishReport report,
+                  publisher.Publish(newest(), model_.Views(versions_.back()), is_full(newest()),
+                                    progress, cancel));
   if (report.version != newest()) return Wrong("published under another number");
   return {};
 }
 
-Result<replica::PullReport> World::Pull(FileSystem& files, std::optional<std::uint64_t> target) {
-  return PullInto(files, replica_, target);
+Status World::Diverge(std::uint64_t from) {
+  const std::uint64_t last = newest();
+  while (newest() >= from) {
+    SYNCLINE_TRY(machine().RemoveAll(VersionPath(newest())));
+    full_.erase(newest());
+    versions_.pop_back();
+  }
+  while (newest() < last) {
+    PlanNext();
+    versions_.back().front().front() ^= std::byte{1};  // surely different
+    SYNCLINE_ASSIGN(store::Publisher publisher, OpenPublisher(machine(), store_));
+    SYNCLINE_TRY(Publish(publisher));
+  }
+  return LoseForeignManifests();
+}
+
+Result<replica::PullReport> World::Pull(FileSystem& files, std::optional<std::uint64_t> target,
+                                        const base::CancelToken* cancel) {
+  return PullInto(files, replica_, target, cancel);
 }
 
 Result<replica::PullReport> World::PullInto(FileSystem& files, const std::string& into,
-                                            std::optional<std::uint64_t> target) {
-  return replica::Pull(files, store_, into, {.version = target, .seed = seed_, .threads = 1});
+                                            std::optional<std::uint64_t> target,
+                                            const base::CancelToken* cancel) {
+  return replica::Pull(files, store_, into,
+                       {.version = target, .seed = seed_, .threads = 1, .cancel = cancel});
 }
 
 Status World::CutPower() {
@@ -141,11 +161,15 @@ Result<std::optional<std::uint64_t>> World::Marker() const {
 }
 
 Status World::ExpectBytes(const std::string& directory, std::uint64_t version) const {
+  Status status = ExpectBytes(directory, versions_[version]);
+  if (status) return status;
+  return Annotate(std::move(status).error(), fmt::format("should be version {}", version));
+}
+
+Status World::ExpectBytes(const std::string& directory, const Weights& weights) const {
   auto mapped = checkpoint::MappedCheckpoint::Open(FileSystem::Posix(), directory);
-  if (!mapped) {
-    return Wrong(fmt::format("{} should be version {}: {}", directory, version, Told(mapped)));
-  }
-  const std::vector<tensor::TensorView> expected = model_.Views(versions_[version]);
+  if (!mapped) return Wrong(Told(mapped));
+  const std::vector<tensor::TensorView> expected = model_.Views(weights);
   if (mapped->checkpoint().tensors().size() != expected.size()) {
     return Wrong(fmt::format("{} has {} tensors, expected {}", directory,
                              mapped->checkpoint().tensors().size(), expected.size()));
@@ -154,8 +178,7 @@ Status World::ExpectBytes(const std::string& directory, std::uint64_t version) c
     const checkpoint::CheckpointTensor* found = mapped->checkpoint().Find(view.name);
     if (found == nullptr || found->dtype != view.dtype || found->shape != view.shape ||
         !std::ranges::equal(mapped->Bytes(*found), view.bytes)) {
-      return Wrong(
-          fmt::format("{}: tensor {} is not that of version {}", directory, view.name, version));
+      return Wrong(fmt::format("{}: tensor {} has other bytes", directory, view.name));
     }
   }
   return {};

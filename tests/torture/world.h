@@ -55,6 +55,7 @@ class World {
 
   std::uint64_t newest() const { return versions_.size() - 1; }
   const Weights& weights(std::uint64_t version) const { return versions_[version]; }
+  bool has_manifests() const { return has_manifests_; }
   bool is_full(std::uint64_t version) const { return full_.contains(version); }
   // Has a pull from `from` to `to` to copy a whole checkpoint?
   bool NeedsSeed(std::optional<std::uint64_t> from, std::uint64_t to) const;
@@ -63,12 +64,17 @@ class World {
   void PlanNext();
   base::Result<store::Publisher> OpenPublisher(base::FileSystem& files, const std::string& store);
   // The newest planned version.
-  base::Status Publish(store::Publisher& publisher);
+  base::Status Publish(store::Publisher& publisher, const base::CancelToken* cancel = nullptr);
+
+  // Another run: from version `from` on the store holds versions of other weights.
+  base::Status Diverge(std::uint64_t from);
 
   base::Result<replica::PullReport> Pull(base::FileSystem& files,
-                                         std::optional<std::uint64_t> target);
+                                         std::optional<std::uint64_t> target,
+                                         const base::CancelToken* cancel = nullptr);
   base::Result<replica::PullReport> PullInto(base::FileSystem& files, const std::string& into,
-                                             std::optional<std::uint64_t> target);
+                                             std::optional<std::uint64_t> target,
+                                             const base::CancelToken* cancel = nullptr);
 
   // The power goes, and comes back: another boot.
   base::Status CutPower();
@@ -76,6 +82,7 @@ class World {
   base::Result<std::optional<std::uint64_t>> Marker() const;
   // The bytes of the directory are exactly that version.
   base::Status ExpectBytes(const std::string& directory, std::uint64_t version) const;
+  base::Status ExpectBytes(const std::string& directory, const Weights& weights) const;
   // The replica is exactly at that version, by marker, bytes and verify.
   base::Status ExpectAt(std::uint64_t version) const;
   // If the replica claims to be at a version, it is.
@@ -98,6 +105,7 @@ class World {
   Model model_;
   std::vector<Weights> versions_;
   std::set<std::uint64_t> full_;
+  bool has_manifests_ = true;
   std::unique_ptr<base::PowerLossFileSystem> power_;
   std::uint64_t boots_ = 0;
 };
