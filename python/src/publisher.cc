@@ -73,6 +73,8 @@ nb::dict ToDict(const PublishReport& report) {
   result["version"] = report.version;
   result["kind"] = report.base_version ? "delta" : "full";
   result["base_version"] = report.base_version;
+  result["full_copy"] = report.full_copy;
+  result["identity"] = report.identity;
   result["tensors"] = report.tensors;
   result["tensors_changed"] = report.tensors_changed;
   result["elements"] = report.elements;
@@ -94,7 +96,8 @@ base::Status CheckDirectory(const std::string& path) {
 class Publisher {
  public:
   Publisher(const nb::bytes& store, const std::string& encoding, const nb::bytes& base,
-            const nb::bytes& files, std::size_t threads, bool durable) {
+            const nb::bytes& files, std::size_t threads, bool durable, const nb::bytes& signing_key,
+            double full_copy_ratio) {
     const auto known = delta::FindEncoding(encoding);
     if (!known) {
       Raise({Code::kInvalidArgument,
@@ -104,6 +107,8 @@ class Publisher {
     replica::ResumeOptions options = {.base = ToPath(base),
                                       .publisher = {.encoding = *known,
                                                     .companions_from = ToPath(files),
+                                                    .signing_key = ToPath(signing_key),
+                                                    .full_copy_ratio = full_copy_ratio,
                                                     .durable = durable,
                                                     .threads = threads}};
     publisher_ = Call([&](const CancelToken& cancel) -> Result<std::unique_ptr<store::Publisher>> {
@@ -173,9 +178,10 @@ class Publisher {
 void BindPublisher(nb::module_& module) {
   nb::class_<Publisher>(module, "Publisher")
       .def(nb::init<const nb::bytes&, const std::string&, const nb::bytes&, const nb::bytes&,
-                    std::size_t, bool>(),
+                    std::size_t, bool, const nb::bytes&, double>(),
            nb::arg("store"), nb::arg("encoding"), nb::arg("base"), nb::arg("files"),
-           nb::arg("threads"), nb::arg("durable"))
+           nb::arg("threads"), nb::arg("durable"), nb::arg("signing_key"),
+           nb::arg("full_copy_ratio"))
       .def("publish", &Publisher::Publish, nb::arg("version").none(), nb::arg("tensors"),
            nb::arg("full"))
       .def_prop_ro("version", &Publisher::last_version)

@@ -55,7 +55,15 @@ class Publisher:
     """One thread at a time."""
 
     def __init__(
-        self, store: bytes, encoding: str, base: bytes, files: bytes, threads: int, durable: bool
+        self,
+        store: bytes,
+        encoding: str,
+        base: bytes,
+        files: bytes,
+        threads: int,
+        durable: bool,
+        signing_key: bytes,
+        full_copy_ratio: float,
     ) -> None: ...
     def publish(self, version: int | None, tensors: list[Any], full: bool) -> dict[str, Any]:
         """tensors: tuples (name, dtype, shape, buffer of the packed bytes)."""

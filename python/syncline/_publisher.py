@@ -35,6 +35,8 @@ class Publisher:
         files: StrPath | None = None,
         threads: SupportsIndex | None = None,
         durable: bool = True,
+        signing_key: StrPath | None = None,
+        full_copy_ratio: float = 1.0,
     ) -> None:
         """Opens a store.
 
@@ -47,6 +49,10 @@ class Publisher:
                 into full versions; None for those of `base`, if there is one.
             threads: how many to use; None for one a processor.
             durable: a version that is announced has reached the device.
+            signing_key: private key (a PEM file, see `syncline keygen`) that signs each version.
+            full_copy_ratio: a delta carries a full copy too, for receivers that come late, once the
+                deltas since the last full version or copy have this share of the model's bytes; 0
+                for never.
 
         Raises:
             LockedError: another publisher has the store open.
@@ -64,6 +70,8 @@ class Publisher:
             optional_path("files", files),
             thread_count(threads),
             durable,
+            optional_path("signing_key", signing_key),
+            float(full_copy_ratio),
         )
 
     @property
@@ -87,7 +95,7 @@ class Publisher:
         Args:
             version: its number; None for the next one. A full version may skip numbers.
             named_tensors: every tensor of the model, by name: a mapping, or pairs of name and
-                tensor. A tensor is a numpy array (also of a type of ml_dtypes), a torch tensor, a
+                tensor. A name may come twice with the same content. A tensor is a numpy array (also of a type of ml_dtypes), a torch tensor, a
                 tensor of `open_checkpoint`, or another object with `__dlpack__`. It is read in
                 place, and must not change meanwhile; only one with gaps (a transpose, a slice) is
                 packed, and only one on another device copied to the host. Names, dtypes and shapes
@@ -99,6 +107,7 @@ class Publisher:
                 version holds; the message names it.
             AlreadyExistsError: `version` is not newer than the last one.
             OutOfOrderError: `version` skips a number and is not full.
+            LimitExceededError: a name is too long for the format.
             NoSpaceError, IoError, PermissionDeniedError: the store cannot be written.
         """
         number = version_number(version)

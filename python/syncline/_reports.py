@@ -15,6 +15,8 @@ class PublishReport:
         version: its number.
         kind: "full" or "delta".
         base_version: the version that the delta builds on; None for a full version.
+        full_copy: whether the delta carries a full copy too, for receivers that come late.
+        identity: SHA-256 of the manifest, which stands for the version and the chain behind it.
         tensors: number of tensors of the model.
         tensors_changed: how many of them differ from the base; of a full version all.
         elements: number of elements of the model.
@@ -28,6 +30,8 @@ class PublishReport:
     version: int
     kind: Literal["full", "delta"]
     base_version: int | None
+    full_copy: bool
+    identity: str
     tensors: int
     tensors_changed: int
     elements: int

@@ -50,6 +50,13 @@ std::string IndexText(Index index) {
   return ToText(Json(std::move(json)), true) + "\n";
 }
 
+Result<std::string> BoundedIndexText(Index index) {
+  std::string text = IndexText(std::move(index));
+  if (text.size() <= kMaxIndexBytes) return text;
+  return Fail(Code::kLimitExceeded,
+              fmt::format("an index of {} bytes, the limit is {}", text.size(), kMaxIndexBytes));
+}
+
 std::string ShardName(std::size_t number, std::size_t count) {
   return fmt::format("model-{:05}-of-{:05}.safetensors", number, count);
 }

@@ -27,6 +27,9 @@ base::Result<Index> ParseIndex(std::string_view text);
 // Indented as usual, with "metadata" first and the map sorted by tensor.
 std::string IndexText(Index index);
 
+// The same; kLimitExceeded where it would be larger than kMaxIndexBytes, which no reader of ours opens.
+base::Result<std::string> BoundedIndexText(Index index);
+
 // "model-00001-of-00002.safetensors" for number 1 of 2.
 std::string ShardName(std::size_t number, std::size_t count);
 

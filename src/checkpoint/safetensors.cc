@@ -165,6 +165,19 @@ Result<SafetensorsHeader> ReadSafetensorsHeader(base::File& file) {
   return header;
 }
 
+std::uint64_t HeaderBytesBound(const std::string& name, std::size_t rank) {
+  constexpr std::uint64_t kEscaped = 6;   // bytes of a character as \u0000
+  constexpr std::uint64_t kFixed = 120;   // names of the members, dtype, offsets
+  constexpr std::uint64_t kInteger = 21;  // and a comma
+  return kEscaped * name.size() + kFixed + kInteger * rank;
+}
+
+std::uint64_t MetadataBytesBound(std::string_view key, std::string_view value) {
+  constexpr std::uint64_t kEscaped = 6;
+  constexpr std::uint64_t kQuotes = 6;
+  return kEscaped * (key.size() + value.size()) + kQuotes;
+}
+
 Result<SafetensorsLayout> LayOutSafetensors(std::vector<TensorSpec> specs,
                                             const Metadata& metadata) {
   std::ranges::sort(specs, [](const TensorSpec& a, const TensorSpec& b) {

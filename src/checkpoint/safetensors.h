@@ -52,6 +52,11 @@ struct TensorSpec {
   std::vector<std::uint64_t> shape;
 };
 
+// No fewer bytes than the tensor, or the member of the metadata, takes in a header. For writers that
+// cut files before a header grows beyond kMaxHeaderBytes.
+std::uint64_t HeaderBytesBound(const std::string& name, std::size_t rank);
+std::uint64_t MetadataBytesBound(std::string_view key, std::string_view value);
+
 struct SafetensorsLayout {
   std::string head;  // length field and header, padded so that the data starts at a multiple of 8
   SafetensorsHeader header;

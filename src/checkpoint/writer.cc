@@ -14,6 +14,7 @@ using base::Status;
 using tensor::TensorView;
 
 constexpr std::uint64_t kPartBytes = 16 << 20;
+constexpr std::uint64_t kHeaderReserve = 64;  // for metadata and padding
 
 struct Part {
   std::size_t file;
@@ -21,18 +22,24 @@ struct Part {
   std::uint64_t offset;
 };
 
-// Tensors in the order given, cut into files where the next one would pass the limit.
+// Tensors in the order given, cut into files where the next one would pass the limit of data or of
+// the header.
 std::vector<std::vector<const TensorView*>> Split(std::span<const TensorView> tensors,
                                                   std::uint64_t max_file_bytes) {
   std::vector<std::vector<const TensorView*>> groups(1);
   std::uint64_t bytes = 0;
+  std::uint64_t header = kHeaderReserve;
   for (const TensorView& view : tensors) {
-    if (!groups.back().empty() && bytes + view.bytes.size() > max_file_bytes) {
+    const std::uint64_t more = HeaderBytesBound(view.name, view.shape.size());
+    if (!groups.back().empty() &&
+        (bytes + view.bytes.size() > max_file_bytes || header + more > kMaxHeaderBytes)) {
       groups.emplace_back();
       bytes = 0;
+      header = kHeaderReserve;
     }
     groups.back().push_back(&view);
     bytes += view.bytes.size();
+    header += more;
   }
   return groups;
 }
@@ -84,8 +91,9 @@ Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
   for (SafetensorsWriter& writer : writers) SYNCLINE_TRY(writer.Commit(options.durable));
   if (groups.size() == 1) return {};
   index.metadata.emplace_back("total_size", total);
-  return base::WriteTextAtomically(files, base::JoinPath(directory, kIndexName),
-                                   IndexText(std::move(index)), options.durable);
+  SYNCLINE_ASSIGN(const std::string text, BoundedIndexText(std::move(index)));
+  return base::WriteTextAtomically(files, base::JoinPath(directory, kIndexName), text,
+                                   options.durable);
 }
 
 }  // namespace syncline::checkpoint

@@ -18,7 +18,7 @@ struct WriteOptions {
 };
 
 // Writes model.safetensors, or numbered files with an index where one would be larger than
-// max_file_bytes, into a directory that exists. Tensors are written in parallel, big ones in
+// max_file_bytes or its header larger than readers open, into a directory that exists. Tensors are written in parallel, big ones in
 // several parts. On failure what was written stays; use a directory aside.
 base::Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
                              std::span<const tensor::TensorView> tensors,

@@ -24,23 +24,25 @@ std::string When(const VersionSummary& version) {
 
 std::string Kind(const VersionSummary& version) {
   if (!version.fault.empty()) return "broken";
-  return version.base_version ? "delta" : "full";
+  if (!version.base_version) return "full";
+  return version.full_copy ? "delta+full" : "delta";
 }
 
 Result<Output> Log(const Session& session, const std::string& store) {
   SYNCLINE_ASSIGN(const std::vector<VersionSummary> history,
                   store::ReadHistory(session.files, store));
   Output output;
-  output.text = fmt::format("{:>8}  {:<6}  {:>6}  {:>10}  {:>7}  {:>9}  {}\n", "version", "kind",
-                            "base", "size", "tensors", "changed", "when");
+  output.text = fmt::format("{:>8}  {:<10}  {:>6}  {:>10}  {:>7}  {:>9}  {:<19}  {}\n", "version",
+                            "kind", "base", "size", "tensors", "changed", "when", "signed by");
   Json::Array versions;
   for (const VersionSummary& version : history) {
     const auto density = version.density();
     output.text += fmt::format(
-        "{:>8}  {:<6}  {:>6}  {:>10}  {:>7}  {:>9}  {}\n", version.version, Kind(version),
+        "{:>8}  {:<10}  {:>6}  {:>10}  {:>7}  {:>9}  {:<19}  {}\n", version.version, Kind(version),
         version.base_version ? fmt::format("{}", *version.base_version) : "-",
         base::HumanBytes(version.bytes), version.tensors,
-        density ? fmt::format("{:.3f} %", 100 * *density) : "-", When(version));
+        density ? fmt::format("{:.3f} %", 100 * *density) : "-", When(version),
+        version.signed_by.empty() ? "-" : version.signed_by);
     if (!version.fault.empty()) output.text += fmt::format("          {}\n", version.fault);
     versions.emplace_back(Json::Object{
         {"version", version.version},
@@ -51,6 +53,7 @@ Result<Output> Log(const Session& session, const std::string& store) {
         {"density", OrNull(density)},
         {"created",
          version.created_ns ? Json(static_cast<double>(*version.created_ns) / 1e9) : Json()},
+        {"signed_by", version.signed_by.empty() ? Json() : Json(version.signed_by)},
         {"fault", version.fault.empty() ? Json() : Json(version.fault)}});
   }
   output.json = Json(Json::Object{{"versions", std::move(versions)}});

@@ -74,6 +74,7 @@ int Run(int argc, char** argv) {
   AddPull(app, session);
   AddVerify(app, session);
   AddLog(app, session);
+  AddKeygen(app, session);
   AddShow(app, session);
   AddServe(app, session);
   try {

@@ -32,6 +32,8 @@ struct Options {
   std::string base;
   std::string encoding = "xor";
   std::string baseline;
+  std::string key;
+  double full_copy_ratio = 1;
 };
 
 // The last version's tensors, as far as a delta needs them.
@@ -76,12 +78,16 @@ Output Describe(const store::PublishReport& report) {
       "version {}: {}, {} of {} tensors and {:.3f} % of the elements changed, {} (of {}), {:.3f} "
       "s\n",
       report.version,
-      report.base_version ? fmt::format("delta on {}", *report.base_version) : "full",
+      report.base_version ? fmt::format("delta on {}{}", *report.base_version,
+                                        report.full_copy ? " with a full copy" : "")
+                          : "full",
       report.tensors_changed, report.tensors, 100 * report.density(),
       base::HumanBytes(report.bytes), base::HumanBytes(report.full_bytes), report.seconds);
   output.json = Json(Json::Object{{"version", report.version},
                                   {"kind", report.base_version ? "delta" : "full"},
                                   {"base_version", OrNull(report.base_version)},
+                                  {"full_copy", report.full_copy},
+                                  {"identity", report.identity},
                                   {"tensors", report.tensors},
                                   {"tensors_changed", report.tensors_changed},
                                   {"elements", report.elements},
@@ -116,6 +122,8 @@ Result<Output> Publish(const Session& session, Options options) {
                              store::MakeBorrowedBaseline(std::move(held)), !options.base.empty(),
                              {.encoding = *encoding,
                               .companions_from = input.checkpoint().directory(),
+                              .signing_key = options.key,
+                              .full_copy_ratio = options.full_copy_ratio,
                               .threads = session.threads}));
   if (last.number && publisher.last_version() != last.number) {
     return Fail(Code::kLocked, fmt::format("another publisher made version {} meanwhile",
@@ -151,6 +159,13 @@ void AddPublish(CLI::App& app, Session& session) {
   command.add_option("--encoding", options->encoding, "xor (default) or overwrite");
   command.add_option("--baseline", options->baseline,
                      "Where the last version is kept (default: inside the store)");
+  command.add_option("--sign", options->key,
+                     "File of the private key that signs the version (see syncline keygen)");
+  command
+      .add_option("--full-copy-ratio", options->full_copy_ratio,
+                  "A delta carries a full copy too once the deltas since the last one have this "
+                  "share of the model's bytes (default: 1; 0: never)")
+      ->check(CLI::NonNegativeNumber);
   command.callback([&session, options] {
     session.action = [&session, options] { return Publish(session, *options); };
   });

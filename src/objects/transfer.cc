@@ -121,7 +121,7 @@ class Client::Exchange {
       : settings_(settings),
         request_(request),
         url_(url),
-        what_(request.method + " " + url.Shown()),
+        what_(url.SameOrigin(request.url) ? request.What() : request.method + " " + url.Shown()),
         receiver_(receiver),
         cancel_(cancel) {}
   ~Exchange() { curl_slist_free_all(headers_); }

@@ -26,6 +26,8 @@ namespace syncline::objects {
 struct Request {
   std::string method = "GET";
   Url url;  // a user in it is sent as basic authentication, but not to another place
+  // The object as messages name it; empty: url.Shown().
+  std::string shown;
   std::vector<std::pair<std::string, std::string>> headers;
   // The body of a PUT or POST: `text`, or, if `file` is set, body_bytes of it from file_offset on.
   std::string_view text;
@@ -39,7 +41,8 @@ struct Request {
   // from https to http).
   bool follow_redirects = false;
 
-  std::string What() const { return method + " " + url.Shown(); }  // for messages
+  // For messages: "GET https://host/key".
+  std::string What() const { return method + " " + (shown.empty() ? url.Shown() : shown); }
 };
 
 // Takes the body of a reply with status 2xx. Called from the thread that sends.

@@ -306,7 +306,7 @@ TEST_P(ReplicaTest, VersionZeroCanBeACheckpointThatIsNotInTheStore) {
   versions_.push_back(bytes_);
   publisher_.reset();
   auto baseline = store::MakeMemoryBaseline();
-  ASSERT_OK(baseline->Advance(views(), {}, pool));
+  ASSERT_OK(baseline->Advance(0, views(), {}, pool));
   publisher_.emplace(
       store::Publisher::Open(files, store_, std::move(baseline), true,
                              {.encoding = GetParam().encoding, .durable = false, .threads = 2})

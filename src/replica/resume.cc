@@ -25,10 +25,10 @@ using base::Result;
 using base::Status;
 using checkpoint::MappedCheckpoint;
 
-Status Load(const MappedCheckpoint& mapped, const ResumeOptions& options,
+Status Load(const MappedCheckpoint& mapped, std::uint64_t version, const ResumeOptions& options,
             store::Baseline& baseline) {
   base::ThreadPool pool(options.publisher.threads);
-  SYNCLINE_TRY(baseline.Advance(mapped.Views(), {}, pool));
+  SYNCLINE_TRY(baseline.Advance(version, mapped.Views(), {}, pool));
   return options.cancel != nullptr ? options.cancel->Check() : Status();
 }
 
@@ -46,7 +46,7 @@ Status LoadVersion(FileSystem& files, const std::string& store, std::uint64_t ve
   }
   SYNCLINE_ASSIGN(const auto mapped,
                   MappedCheckpoint::Open(files, last.delta ? scratch : last.directory));
-  return Load(mapped, options, baseline);
+  return Load(mapped, version, options, baseline);
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ Result<store::Publisher> ResumePublisher(FileSystem& files, const std::string& s
       store::Publisher::Open(files, store, std::move(made), zero.has_value(), options.publisher));
   SYNCLINE_ASSIGN(const std::vector<std::uint64_t> versions, store::ListVersions(files, store));
   if (versions.empty()) {
-    if (zero) SYNCLINE_TRY(Load(*zero, options, baseline));
+    if (zero) SYNCLINE_TRY(Load(*zero, 0, options, baseline));
     return publisher;
   }
 

@@ -2,7 +2,7 @@
 // 2. A batch becomes tasks: a tensor of up to kFusedBytes is one task, which encodes and hashes it
 //    piece by piece while it is in the cache; of a larger one each kPartBytes are a task, and its
 //    hash, which cannot be divided, is another. Dear tasks start first.
-// 3. Frames of a batch wait until kFileBytes are together, then they become a file, written under a
+// 3. Frames of a batch wait until kFileBytes are together, or as many as a header may name, then they become a file, written under a
 //    name of its own.
 // 4. At the end, when their number is known, files get their names and the index is written.
 #include "store/delta_writer.h"
@@ -30,6 +30,7 @@ constexpr std::uint64_t kBatchBytes = 128 << 20;
 constexpr std::uint64_t kFusedBytes = 8 << 20;
 constexpr std::uint64_t kPartBytes = 8 * delta::kXorPieceBytes;
 constexpr std::uint64_t kFileBytes = 64 << 20;
+constexpr std::uint64_t kHeaderReserve = 64;  // for punctuation and padding
 static_assert(kPartBytes % delta::kXorPieceBytes == 0);
 
 // What comes out of one tensor.
@@ -166,8 +167,12 @@ class DeltaWriter {
     }
     ++counts_.tensors_changed;
     counts_.elements_changed += encoded.elements_changed;
-    pending_bytes_ += encoded.frame.size();
     const TensorView& view = new_[index];
+    const std::uint64_t header = checkpoint::HeaderBytesBound(view.name, 1) +
+                                 checkpoint::MetadataBytesBound(view.name, encoded.hash);
+    if (pending_header_ + header > checkpoint::kMaxHeaderBytes) SYNCLINE_TRY(FlushFile());
+    pending_header_ += header;
+    pending_bytes_ += encoded.frame.size();
     counts_.tensors.push_back({view.name, view.dtype, view.shape, encoded.hash});
     pending_.push_back({view.name, std::move(encoded.frame), std::move(encoded.hash)});
     if (pending_bytes_ >= kFileBytes) return FlushFile();
@@ -197,6 +202,7 @@ class DeltaWriter {
     SYNCLINE_TRY(writer.Commit(durable_));
     pending_.clear();
     pending_bytes_ = 0;
+    pending_header_ = kHeaderReserve;
     return {};
   }
 
@@ -210,7 +216,7 @@ class DeltaWriter {
     for (auto& [tensor, file] : weight_map_) {
       index.weight_map.emplace_back(std::move(tensor), counts_.files[file]);
     }
-    const std::string text = IndexText(std::move(index));
+    SYNCLINE_ASSIGN(const std::string text, BoundedIndexText(std::move(index)));
     counts_.files.emplace_back(checkpoint::kIndexName);
     return base::WriteTextAtomically(files_, Path(checkpoint::kIndexName), text, durable_);
   }
@@ -227,6 +233,7 @@ class DeltaWriter {
   base::Pool<XorEncoder> encoders_;
   std::vector<Pending> pending_;
   std::uint64_t pending_bytes_ = 0;
+  std::uint64_t pending_header_ = kHeaderReserve;  // no fewer bytes than their header will have
   std::size_t file_count_ = 0;
   std::vector<std::pair<std::string, std::size_t>> weight_map_;  // tensor, number of its file
   DeltaCounts counts_;

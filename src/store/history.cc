@@ -1,7 +1,10 @@
 #include "store/history.h"
 
+#include <fmt/format.h>
+
 #include "checkpoint/checkpoint.h"
 #include "store/manifest.h"
+#include "store/signature.h"
 #include "store/version.h"
 
 namespace syncline::store {
@@ -11,14 +14,36 @@ using base::FileSystem;
 using base::Result;
 using base::Status;
 
+constexpr int kMaxDepth = 4;  // of folders in a version
+constexpr std::uint64_t kMaxSignatureBytes = 4096;
+
+Result<std::uint64_t> SumBytes(FileSystem& files, const std::string& directory, int depth) {
+  SYNCLINE_ASSIGN(const std::vector<std::string> names, files.List(directory));
+  std::uint64_t bytes = 0;
+  for (const std::string& name : names) {
+    const std::string path = base::JoinPath(directory, name);
+    SYNCLINE_ASSIGN(const base::FileInfo info, files.Stat(path));
+    if (info.kind == base::FileInfo::Kind::kFile) bytes += info.size;
+    if (info.kind != base::FileInfo::Kind::kDirectory || depth == 0) continue;
+    SYNCLINE_ASSIGN(const std::uint64_t inside, SumBytes(files, path, depth - 1));
+    bytes += inside;
+  }
+  return bytes;
+}
+
+// Empty if the version has no signature, or one that cannot be read.
+Result<std::string> ReadSigner(FileSystem& files, const std::string& directory) {
+  const std::string path = base::JoinPath(directory, kSignatureName);
+  SYNCLINE_ASSIGN(const bool there, base::Exists(files, path));
+  if (!there) return std::string();
+  SYNCLINE_ASSIGN(const std::string text, base::ReadText(files, path, kMaxSignatureBytes));
+  return ClaimedSigner(text);
+}
+
 Status Summarise(FileSystem& files, const std::string& store, VersionSummary& summary,
                  base::ThreadPool& pool) {
   const std::string directory = base::JoinPath(store, VersionName(summary.version));
-  SYNCLINE_ASSIGN(const std::vector<std::string> names, files.List(directory));
-  for (const std::string& name : names) {
-    SYNCLINE_ASSIGN(const base::FileInfo info, files.Stat(base::JoinPath(directory, name)));
-    if (info.kind == base::FileInfo::Kind::kFile) summary.bytes += info.size;
-  }
+  SYNCLINE_ASSIGN(summary.bytes, SumBytes(files, directory, kMaxDepth));
   SYNCLINE_ASSIGN(const Version version, ReadVersion(files, store, summary.version));
   if (version.delta) {
     summary.base_version = version.delta->base_version;
@@ -32,6 +57,12 @@ Status Summarise(FileSystem& files, const std::string& store, VersionSummary& su
   summary.elements = manifest->manifest.elements;
   summary.elements_changed = manifest->manifest.elements_changed;
   summary.created_ns = manifest->manifest.created_ns;
+  summary.full_copy = summary.base_version && HasFullCopy(manifest->manifest);
+  SYNCLINE_ASSIGN(summary.signed_by, ReadSigner(files, directory));
+  if (manifest->manifest.version != summary.version) {
+    return base::Fail(base::Code::kCorrupt, fmt::format("its manifest is that of version {}",
+                                                        manifest->manifest.version));
+  }
   return CheckFiles(files, directory, manifest->manifest, Part::kAll, false, pool, nullptr);
 }
 

@@ -13,13 +13,15 @@ namespace syncline::store {
 struct VersionSummary {
   std::uint64_t version = 0;
   std::optional<std::uint64_t> base_version;  // nothing: a full version
-  std::uint64_t bytes = 0;                    // of all its files
+  std::uint64_t bytes = 0;                    // of all its files, also in folders
   std::uint64_t tensors = 0;  // held by it: all of a full version, the changed ones of a delta
   std::optional<std::uint64_t>
       elements;  // of the model; from here on only where our manifest is there
   std::optional<std::uint64_t> elements_changed;
   std::optional<std::uint64_t> created_ns;  // since the epoch
-  std::string fault;                        // why the version cannot be read; empty: it can
+  bool full_copy = false;                   // a delta that carries a full copy too
+  std::string signed_by;  // fingerprint that its signature claims, unchecked; empty: not signed
+  std::string fault;      // why the version cannot be read; empty: it can
 
   std::optional<double> density() const {
     if (!elements || !elements_changed || *elements == 0) return std::nullopt;

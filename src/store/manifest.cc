@@ -30,13 +30,14 @@ struct Field {
   std::string_view name;
   std::uint64_t Manifest::* value;
 };
-constexpr std::array<Field, 6> kFields = {{
+constexpr std::array<Field, 7> kFields = {{
     {"version", &Manifest::version},
     {"created_ns", &Manifest::created_ns},
     {"tensors_total", &Manifest::tensors_total},
     {"elements", &Manifest::elements},
     {"elements_changed", &Manifest::elements_changed},
     {"full_bytes", &Manifest::full_bytes},
+    {"chain_bytes", &Manifest::chain_bytes},
 }};
 
 std::unexpected<base::Error> Corrupt(std::string message) {
@@ -211,6 +212,11 @@ Result<Manifest> ParseManifest(std::string_view text) {
   std::ranges::sort(manifest.files, {}, &ManifestFile::name);
   SYNCLINE_TRY(CheckSums(manifest));
   return manifest;
+}
+
+bool HasFullCopy(const Manifest& manifest) {
+  return std::ranges::any_of(manifest.files,
+                             [](const ManifestFile& file) { return IsOfFullCopy(file.name); });
 }
 
 std::string Identity(std::string_view manifest_text) {

@@ -48,7 +48,10 @@ struct Manifest {
   std::uint64_t tensors_total = 0;  // of the model
   std::uint64_t elements = 0;
   std::uint64_t elements_changed = 0;
-  std::uint64_t full_bytes = 0;         // of all tensors of the model
+  std::uint64_t full_bytes = 0;  // of all tensors of the model
+  // Of the deltas that lead here from the last full version or full copy, or from a version 0 that
+  // is not in the store, without their full copies. 0: this is one.
+  std::uint64_t chain_bytes = 0;
   std::vector<ManifestTensor> tensors;  // by name
   std::vector<ManifestFile> files;  // every other file of the version but the signature, by name
 };
@@ -68,6 +71,9 @@ struct ReadManifestResult {
   std::string text;
   std::string identity;
 };
+// Does it list files in kFullCopyFolder?
+bool HasFullCopy(const Manifest& manifest);
+
 // Nothing if the version directory has none.
 base::Result<std::optional<ReadManifestResult>> ReadManifest(base::FileSystem& files,
                                                              const std::string& version_directory);

@@ -7,6 +7,7 @@
 #include "base/result_matchers.h"
 #include "base/temp_dir.h"
 #include "store/file_hash.h"
+#include "store/latest.h"
 
 namespace syncline::store {
 namespace {
@@ -147,6 +148,21 @@ TEST(ManifestTest, FilesAreCheckedPartByPart) {
   EXPECT_ERROR(check(Part::kFullCopy, true), Code::kChecksumMismatch, "full/b has the SHA-256");
   ASSERT_OK(base::WriteTextAtomically(files, dir / "a", "ab", false));
   EXPECT_ERROR(check(Part::kVersion, false), Code::kCorrupt, "has 2 bytes, the manifest says 3");
+}
+
+TEST(LatestTest, RoundTripAndFaults) {
+  const Latest latest{std::string(32, 'a'), 7, std::string(64, 'b')};
+  const std::string text = LatestText(latest);
+  EXPECT_EQ(ParseLatest(text).value(), latest);
+  const auto with = [&](std::string_view part, std::string_view other) {
+    std::string changed = text;
+    return ParseLatest(changed.replace(changed.find(part), part.size(), other));
+  };
+  EXPECT_ERROR(with("\"format\":1", "\"format\":2"), Code::kIncompatible, "format 2, expected 1");
+  EXPECT_ERROR(with(":7", ":-7"), Code::kCorrupt, "\"version\"");
+  EXPECT_ERROR(with("aa", "A"), Code::kCorrupt, "\"run\" is not 32");
+  EXPECT_ERROR(with("bb", ""), Code::kCorrupt, "\"identity\" is not 64");
+  EXPECT_ERROR(ParseLatest(std::string(5000, ' ')), Code::kLimitExceeded, "5000 bytes");
 }
 
 }  // namespace

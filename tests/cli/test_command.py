@@ -15,7 +15,7 @@ from directory_format import write_delta
 from harness import BINARY, Cli, changed, random_tensors
 from safetensors_files import Tensor, write_checkpoint
 
-COMMANDS = ("publish", "pull", "verify", "log", "show")
+COMMANDS = ("publish", "pull", "verify", "log", "keygen", "show")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -61,7 +61,9 @@ def test_reports(cli: Cli, store: Path, replica: Path, rng, tmp_path: Path) -> N
     elements = sum(int(np.prod(t.shape)) for t in first.values())
     assert delta["elements"] == full["elements"] == elements
     assert delta["full_bytes"] == sum(t.data.size for t in first.values())
-    bytes_on_disk = sum(f.stat().st_size for f in (store / "weight_v000001").iterdir())
+    bytes_on_disk = sum(
+        f.stat().st_size for f in (store / "weight_v000001").rglob("*") if f.is_file()
+    )
     assert delta["bytes"] == bytes_on_disk
 
     def different(a: Tensor, b: Tensor) -> int:

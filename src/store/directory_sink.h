@@ -1,0 +1,23 @@
+// A store in a directory.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "store/sink.h"
+
+namespace syncline::store {
+
+// Where a store directory keeps what is its own and no version.
+std::string OwnDirectory(const std::string& store);
+
+// Makes the directory if it is missing and takes its publisher lock: kLocked if another publisher
+// has it. Removes what a publisher that died has staged. `files` must outlive the sink. `durable`:
+// what is committed is on the device.
+base::Result<std::unique_ptr<Sink>> OpenDirectorySink(base::FileSystem& files,
+                                                      const std::string& store, bool durable);
+
+// Makes the directory and its parents, and syncs the names of those that it made if `durable`.
+base::Status MakeDirectoriesDurably(base::FileSystem& files, const std::string& path, bool durable);
+
+}  // namespace syncline::store

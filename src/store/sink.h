@@ -1,0 +1,65 @@
+// Where a publisher's versions go. Whatever the place, a version is first written to a staging
+// directory on a local disk and then committed in one step.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/file.h"
+#include "base/progress.h"
+#include "store/latest.h"
+#include "store/manifest.h"
+
+namespace syncline::store {
+
+struct NewestVersion {
+  std::uint64_t version = 0;
+  std::optional<ReadManifestResult> manifest;  // nothing: a foreign version
+};
+
+// A version whose files lie in the directory that Stage() gave.
+struct StagedVersion {
+  std::uint64_t version = 0;
+  std::string directory;
+  std::vector<std::string> files;  // relative; all but manifest and signature
+  std::string manifest_text;
+  std::string signature_text;  // empty: not signed
+};
+
+// What became of a commit.
+enum class Outcome {
+  kNothing,    // the version does not stand, and never will by this call
+  kCommitted,  // it stands, also where `status` is an error
+  kUnknown,    // the answer was lost; FindNewest will tell
+};
+struct CommitResult {
+  Outcome outcome = Outcome::kNothing;
+  base::Status status;
+};
+
+// One thread at a time.
+class Sink {
+ public:
+  virtual ~Sink() = default;
+
+  // Of the store, for messages.
+  virtual const std::string& url() const = 0;
+  // Path or URL of a version, for those who are told of it.
+  virtual std::string VersionUrl(std::uint64_t version) const = 0;
+  // Nothing: the store holds no version.
+  virtual base::Result<std::optional<NewestVersion>> FindNewest(
+      const base::CancelToken* cancel) = 0;
+  // An empty directory for the files of that version. What was staged before is gone.
+  virtual base::Result<std::string> Stage(std::uint64_t version) = 0;
+  // Afterwards readers see the whole version, and if the store is durable it stays. kAlreadyExists
+  // if somebody else made it.
+  virtual CommitResult Commit(const StagedVersion& staged, base::Progress& progress,
+                              const base::CancelToken* cancel) = 0;
+  // Moves the newest pointer, unless it is there already.
+  virtual base::Status PointTo(const Latest& latest, const base::CancelToken* cancel) = 0;
+};
+
+}  // namespace syncline::store
