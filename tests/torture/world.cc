@@ -97,8 +97,9 @@ Result<store::Publisher> World::OpenPublisher(FileSystem& files, const std::stri
       dice_.Percent(50) ? delta::Encoding::kXor : delta::Encoding::kOverwrite;
   std::vector<tensor::TensorView> held;
   if (newest() > 0) held = model_.Views(versions_[newest() - 1]);
-  return store::Publisher::Open(files, store, store::MakeBorrowedBaseline(std::move(held)),
-                                !seed_.empty(), {.encoding = encoding, .threads = 1});
+  return store::Publisher::Open(
+      files, store, store::MakeBorrowedBaseline(std::move(held)), !seed_.empty(),
+      {.encoding = encoding, .full_copy_ratio = dice_.Percent(20) ? 0.2 : 0, .threads = 1});
 }
 
 Status World::Publish(store::Publisher& publisher, const base::CancelToken* cancel) {
