@@ -20,6 +20,7 @@ struct CaseKind {
 std::vector<CaseKind> PullCases();     // a disturbed pull, and disturbed recoveries
 std::vector<CaseKind> PublishCases();  // a disturbed publisher
 std::vector<CaseKind> DamageCases();   // wrong bits in store and replica that stay
+std::vector<CaseKind> UndoCases();     // the way back, disturbed
 std::vector<CaseKind> ChainCases();    // versions that do not follow one another
 std::vector<CaseKind> CompanyCases();  // others at work on the same store or replica
 std::vector<CaseKind> ProcessCases();  // real processes that are killed

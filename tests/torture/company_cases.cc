@@ -90,6 +90,13 @@ Status PlayPullers(const Settings& settings, Dice& dice) {
     }
     return Wrong(fmt::format("one of several pulls, to {}: {}", targets[i], Told(reports[i])));
   }
+  // An older target may have been reached last, by taking back what others had pulled.
+  SYNCLINE_ASSIGN(const auto marker, world.Marker());
+  if (!marker || std::ranges::find(targets, *marker) == targets.end()) {
+    return Wrong("the replica is at none of the targets");
+  }
+  SYNCLINE_TRY(world.ExpectAt(*marker));
+  SYNCLINE_TRY(world.Pull(FileSystem::Posix(), std::nullopt));
   return world.ExpectAt(world.newest());
 }
 

@@ -112,12 +112,15 @@ Status ExpectTruth(World& world, const Result<replica::PullReport>& report, bool
     SYNCLINE_ASSIGN(const auto marker, world.Marker());
     if (marker != world.newest()) return Wrong("the marker is not what was reported");
     const Status bytes = world.ExpectBytes(world.replica(), world.newest());
-    const auto verified = replica::Verify(FileSystem::Posix(), world.replica(), {.threads = 1});
+    const auto verified = world.Verify(FileSystem::Posix(), false);
     world.Say("verify: " + Told(verified));
     if (!bytes && bytes_matter) return bytes;
     // What a pull does not touch it does not read; but verify knows.
     if (!bytes && verified) return Wrong("wrong bytes, and verify does not see them");
     if (bytes && verified) return {};
+    const auto repaired = world.Verify(FileSystem::Posix(), true);
+    if (!repaired) return Wrong("repair: " + Told(repaired));
+    return world.ExpectAt(world.newest());
   }
   SYNCLINE_TRY(FileSystem::Posix().RemoveAll(world.replica()));
   const auto fresh = world.Pull(world.machine(), std::nullopt);
@@ -153,6 +156,28 @@ Status PlayLeftOver(const Settings& settings, Dice& dice) {
   return ExpectTruth(world, world.Pull(world.machine(), std::nullopt), true);
 }
 
+// Wrong bits in the weights, healed by `verify --repair` alone, which may be disturbed too.
+Status PlayRepair(const Settings& settings, Dice& dice) {
+  World world(settings, dice, {.versions = dice.Between(1, 3)});
+  const std::uint64_t held = dice.Between(0, 1);
+  SYNCLINE_TRY(world.Start(held));
+  std::vector<std::string> files = Files(world.replica());
+  std::erase_if(files, [](const std::string& path) {
+    return path.find("/.weight_sync/") != std::string::npos;
+  });
+  for (std::uint64_t i = dice.Between(1, 3); i > 0; --i) {
+    SYNCLINE_TRY(Damage::Do(world, dice.Pick(files)));
+  }
+  while (dice.Percent(40)) {
+    base::FaultyFileSystem faulty(world.machine());
+    faulty.KillAt(dice.Below(150), dice.Below(5000));
+    world.Say("killed repair: " + Told(world.Verify(faulty, true)));
+  }
+  const auto repaired = world.Verify(world.machine(), true);
+  if (!repaired) return Wrong("repair: " + Told(repaired));
+  return world.ExpectAt(held);
+}
+
 }  // namespace
 
 std::vector<CaseKind> DamageCases() {
@@ -162,6 +187,7 @@ std::vector<CaseKind> DamageCases() {
   return {{"damage-store", 6, PlayStore},
           {"damage-weights", 3, in_replica("weights")},
           {"damage-left-over", 3, PlayLeftOver},
+          {"damage-repair", 2, PlayRepair},
           {"damage-head", 2, in_replica("syncline.json")},
           {"damage-marker", 2, in_replica("state.json")}};
 }

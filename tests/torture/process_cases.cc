@@ -72,8 +72,7 @@ Status CheckRecovery(World& world, std::optional<std::uint64_t> held, bool needs
 
 std::function<Status(FileSystem&)> PullRun(World& world, std::size_t threads) {
   return [&world, threads](FileSystem& files) -> Status {
-    const replica::PullOptions options = {.seed = world.seed(), .threads = threads};
-    SYNCLINE_TRY(replica::Pull(files, world.store(), world.replica(), options));
+    SYNCLINE_TRY(world.Pull(files, std::nullopt, nullptr, threads));
     return {};
   };
 }

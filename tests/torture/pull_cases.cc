@@ -34,12 +34,17 @@ Result<Counts> CountPull(World& world, std::uint64_t target) {
   return counts;
 }
 
-Status CheckReport(const Story& story, const replica::PullReport& report, std::uint64_t target) {
+// `before`: the marker before the pull.
+Status CheckReport(const Story& story, const std::optional<std::uint64_t>& before,
+                   const replica::PullReport& report, std::uint64_t target) {
   if (report.version != target) {
     return Wrong(fmt::format("a pull to {} reports version {}", target, report.version));
   }
   if (report.seeded && !story.lost && !story.doubt && !story.world.NeedsSeed(story.held, target)) {
     return Wrong(fmt::format("a pull to {} seeded again", target));
+  }
+  if (!before && story.held && !report.recovered && !report.seeded) {
+    return Wrong("something had to be completed first, and the report does not say so");
   }
   return story.world.ExpectAt(target);
 }
@@ -70,7 +75,7 @@ Status PlayFault(Story& story, std::uint64_t target, Fault fault) {
   if (!report) SYNCLINE_TRY(disturbed.CheckError(report.error()));
   const bool lasting = fault == Fault::kDeadDevice || fault == Fault::kFullDisk;
   if (report) {
-    SYNCLINE_TRY(CheckReport(story, *report, target));
+    SYNCLINE_TRY(CheckReport(story, before, *report, target));
   } else if (!disturbed.died() && !lasting) {
     SYNCLINE_TRY(CheckFailed(story, target, before.has_value()));
   } else {
@@ -104,9 +109,10 @@ Status PlayPull(const Settings& settings, Dice& dice, Fault fault, bool seeding)
     SYNCLINE_TRY(PlayFault(story, target, cut ? Fault::kPower : dice.Pick(kLater)));
   }
   if (dice.Percent(30)) target = world.newest();  // what comes next need not be the same command
+  SYNCLINE_ASSIGN(const auto before, world.Marker());
   const auto report = world.Pull(world.machine(), target);
   if (!report) return Wrong("the pull after it fails: " + Told(report));
-  SYNCLINE_TRY(CheckReport(story, *report, target));
+  SYNCLINE_TRY(CheckReport(story, before, *report, target));
   // Nothing of the past is left: the next one has nothing to do.
   const auto again = world.Pull(world.machine(), target);
   if (!again) return Wrong("the pull after that fails: " + Told(again));
@@ -135,9 +141,10 @@ Status PlaySweep(const Settings& settings, Dice& dice) {
       story.lost = !settings.journal;
     }
     SYNCLINE_TRY(world.ExpectHonest());
+    SYNCLINE_ASSIGN(const auto left, world.Marker());
     const auto report = world.Pull(world.machine(), 1);
     if (!report) return Wrong(fmt::format("killed at {}, then: {}", at, Told(report)));
-    SYNCLINE_TRY(CheckReport(story, *report, 1));
+    SYNCLINE_TRY(CheckReport(story, left, *report, 1));
   }
   return FileSystem::Posix().RemoveAll(before);
 }

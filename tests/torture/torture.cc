@@ -58,7 +58,7 @@ void OnSignal(int number) {
 std::vector<CaseKind> AllKinds() {
   std::vector<CaseKind> all;
   for (auto* list :
-       {PullCases, PublishCases, DamageCases, ChainCases, CompanyCases, ProcessCases}) {
+       {PullCases, PublishCases, UndoCases, DamageCases, ChainCases, CompanyCases, ProcessCases}) {
     for (CaseKind& kind : list()) all.push_back(std::move(kind));
   }
   return all;

@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 
+#include "base/json.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/writer.h"
-#include "replica/state.h"
 #include "store/manifest.h"
 
 namespace syncline::torture {
@@ -28,10 +29,19 @@ std::string World::VersionPath(std::uint64_t version) const {
   return base::JoinPath(store_, store::VersionName(version));
 }
 
+bool World::HasFullCopy(std::uint64_t version) const {
+  const auto names = FileSystem::Posix().List(VersionPath(version));
+  if (!names) return false;
+  return std::ranges::any_of(*names, [&](const std::string& name) {
+    const auto info = FileSystem::Posix().Stat(base::JoinPath(VersionPath(version), name));
+    return info && info->kind == base::FileInfo::Kind::kDirectory;
+  });
+}
+
 bool World::NeedsSeed(std::optional<std::uint64_t> from, std::uint64_t to) const {
   if (!from || to < *from) return true;
   for (std::uint64_t version = *from + 1; version <= to; ++version) {
-    if (is_full(version)) return true;
+    if (is_full(version) || HasFullCopy(version)) return true;
   }
   return false;
 }
@@ -128,16 +138,32 @@ Status World::Diverge(std::uint64_t from) {
 }
 
 Result<replica::PullReport> World::Pull(FileSystem& files, std::optional<std::uint64_t> target,
-                                        const base::CancelToken* cancel) {
-  return PullInto(files, replica_, target, cancel);
+                                        const base::CancelToken* cancel, std::size_t threads) {
+  return PullInto(files, replica_, target, cancel, threads);
 }
 
 Result<replica::PullReport> World::PullInto(FileSystem& files, const std::string& into,
                                             std::optional<std::uint64_t> target,
-                                            const base::CancelToken* cancel) {
+                                            const base::CancelToken* cancel, std::size_t threads) {
   return replica::Pull(files, store_, into,
-                       {.version = target, .seed = seed_, .threads = 1, .cancel = cancel});
+                       {.version = target,
+                        .seed = seed_,
+                        .threads = threads,
+                        .cancel = cancel,
+                        .test_boot_id = BootId()});
 }
+
+Result<replica::UndoReport> World::Undo(FileSystem& files, const std::string& into) {
+  return replica::Undo(files, into, {.threads = 1, .test_boot_id = BootId()});
+}
+
+Result<replica::VerifyReport> World::Verify(FileSystem& files, bool repair) const {
+  return replica::Verify(
+      files, replica_,
+      {.repair = repair, .store = store_, .seed = seed_, .threads = 1, .test_boot_id = BootId()});
+}
+
+std::string World::BootId() const { return fmt::format("boot-{}", boots_); }
 
 Status World::CutPower() {
   const std::uint64_t seed = dice_.Seed();
@@ -145,20 +171,19 @@ Status World::CutPower() {
   power_ = std::make_unique<base::PowerLossFileSystem>(FileSystem::Posix(), root_);
   ++boots_;
   Say(fmt::format("the power was cut (seed {})", seed));
-  // The head file as it would be after a boot under another identity.
-  const std::string head = replica_ + "/.weight_sync/syncline.json";
-  const auto text = base::ReadText(FileSystem::Posix(), head, 1 << 20);
-  if (!text) return {};
-  const std::string boot = replica::ReplicaState(FileSystem::Posix(), replica_).BootId();
-  const std::size_t at = text->find(boot);
-  if (boot.empty() || at == std::string::npos) return {};
-  std::string changed = *text;
-  changed[at] = changed[at] == 'x' ? 'y' : 'x';
-  return base::WriteTextAtomically(FileSystem::Posix(), head, changed, false);
+  return {};
 }
 
+// Read as another program would.
 Result<std::optional<std::uint64_t>> World::Marker() const {
-  return replica::ReplicaState(FileSystem::Posix(), replica_).ReadMarker();
+  const auto text =
+      base::ReadText(FileSystem::Posix(), replica_ + "/.weight_sync/state.json", 1 << 16);
+  if (!text && text.error().code == base::Code::kNotFound) return std::nullopt;
+  SYNCLINE_TRY(text);
+  const auto json = base::ParseJson(*text);
+  const base::Json* version = json ? json->Find("version") : nullptr;
+  if (version == nullptr || version->string() == nullptr) return std::nullopt;
+  return std::strtoull(version->string()->c_str(), nullptr, 10);
 }
 
 Status World::ExpectBytes(const std::string& directory, std::uint64_t version) const {
@@ -192,7 +217,7 @@ Status World::ExpectAt(std::uint64_t version) const {
                              marker ? fmt::format("{}", *marker) : "nothing", version));
   }
   SYNCLINE_TRY(ExpectBytes(replica_, version));
-  const auto verified = replica::Verify(FileSystem::Posix(), replica_, {.threads = 1});
+  const auto verified = Verify(FileSystem::Posix(), false);
   if (!verified) return Wrong("verify says: " + Told(verified));
   if (verified->versions != std::vector<std::uint64_t>{version}) {
     return Wrong("verify saw another version");

@@ -57,7 +57,7 @@ class World {
   const Weights& weights(std::uint64_t version) const { return versions_[version]; }
   bool has_manifests() const { return has_manifests_; }
   bool is_full(std::uint64_t version) const { return full_.contains(version); }
-  // Has a pull from `from` to `to` to copy a whole checkpoint?
+  // Has a pull from `from` to `to` to copy a whole checkpoint, or may it be the cheaper way?
   bool NeedsSeed(std::optional<std::uint64_t> from, std::uint64_t to) const;
 
   // Decides what the next version is; Publish makes it.
@@ -71,10 +71,15 @@ class World {
 
   base::Result<replica::PullReport> Pull(base::FileSystem& files,
                                          std::optional<std::uint64_t> target,
-                                         const base::CancelToken* cancel = nullptr);
+                                         const base::CancelToken* cancel = nullptr,
+                                         std::size_t threads = 1);
   base::Result<replica::PullReport> PullInto(base::FileSystem& files, const std::string& into,
                                              std::optional<std::uint64_t> target,
-                                             const base::CancelToken* cancel = nullptr);
+                                             const base::CancelToken* cancel = nullptr,
+                                             std::size_t threads = 1);
+
+  base::Result<replica::UndoReport> Undo(base::FileSystem& files, const std::string& into);
+  base::Result<replica::VerifyReport> Verify(base::FileSystem& files, bool repair) const;
 
   // The power goes, and comes back: another boot.
   base::Status CutPower();
@@ -93,6 +98,8 @@ class World {
  private:
   base::Status Prepare(base::FileSystem& files, std::optional<std::uint64_t> held);
   base::Status LoseForeignManifests();
+  bool HasFullCopy(std::uint64_t version) const;
+  std::string BootId() const;
 
   const Settings& settings_;
   Dice& dice_;
