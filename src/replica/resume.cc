@@ -107,7 +107,8 @@ class Resumer {
                                 .seed = options_.base,
                                 .threads = options_.publisher.threads,
                                 .progress = options_.progress,
-                                .cancel = options_.cancel};
+                                .cancel = options_.cancel,
+                                .source = {.connection = options_.publisher.objects}};
       SYNCLINE_TRY(Pull(files_, store_, scratch_, pull));
     }
     SYNCLINE_ASSIGN(const auto mapped, MappedCheckpoint::Open(files_, path));
