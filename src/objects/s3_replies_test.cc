@@ -84,7 +84,8 @@ RC_GTEST_PROP(Xml, NeverFallsOver, ()) {
 constexpr char kPage[] = R"(<?xml version="1.0" encoding="UTF-8"?>
 <ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name><Prefix>p/</Prefix>
 <IsTruncated>true</IsTruncated><NextContinuationToken>1&amp;2==</NextContinuationToken>
-<Contents><Key>p/a&amp;b</Key><LastModified>x</LastModified><ETag>&quot;t1&quot;</ETag><Size>5</Size>
+<Contents><Key>p/a&amp;b</Key>
+<LastModified>x</LastModified><ETag>&quot;t1&quot;</ETag><Size>5</Size>
 <Owner><ID>o</ID></Owner></Contents>
 <Contents><Key>p/c+%20</Key><Size>18446744073709551615</Size></Contents>
 <CommonPrefixes><Prefix>p/d/</Prefix></CommonPrefixes>

@@ -146,11 +146,10 @@ Status S3Store::PutText(const std::string& key, std::string_view text, bool if_a
     base::Error& error = reply.error().error;
     if (error.code == Code::kOutOfOrder) {  // 412
       // Is it ours, from the try before? Then it is written.
-      if (unknown && ReadText(key, text.size(), cancel).value_or("") == text) {
-        return Tried<Reply>();
-      }
+      const auto there = unknown ? ReadText(key, text.size(), cancel) : Result<std::string>();
+      if (unknown && there && *there == text) return Tried<Reply>();
       error = {Code::kAlreadyExists, Name(key) + " is there already"};
-    } else if (error.code == Code::kIncompatible) {
+    } else if (reply.error().status == 501) {
       error.message +=
           "; the server does not support PUT with If-None-Match, which is needed to "
           "write only what is not there";

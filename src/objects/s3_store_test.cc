@@ -276,9 +276,11 @@ TEST(S3Store, OurOwnWriteIsNoConflict) {
 }
 
 TEST(S3Store, AnothersWriteIsOne) {
-  ForgetfulServer server("another's");
-  EXPECT_ERROR(StoreAt(server.url())->PutText("a", "mine", true, nullptr), Code::kAlreadyExists,
-               "/a is there already");
+  for (const char* mine : {"mine", ""}) {
+    ForgetfulServer server("another's");
+    EXPECT_ERROR(StoreAt(server.url())->PutText("a", mine, true, nullptr), Code::kAlreadyExists,
+                 "/a is there already");
+  }
 }
 
 TEST(S3Store, ListsThatLie) {

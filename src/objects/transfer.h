@@ -23,6 +23,8 @@
 
 namespace syncline::objects {
 
+class CurlHandle;
+
 struct Request {
   std::string method = "GET";
   Url url;  // a user in it is sent as basic authentication, but not to another place
@@ -78,14 +80,12 @@ class Client {
   Tried<Reply> Send(const Request& request, Receiver* receiver, const base::CancelToken* cancel);
 
  private:
-  class Handle;
-  class Exchange;
-  std::unique_ptr<Handle> Take();
-  void Give(std::unique_ptr<Handle> handle);
+  std::unique_ptr<CurlHandle> Take();
+  void Give(std::unique_ptr<CurlHandle> handle);
 
   Settings settings_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Handle>> idle_;  // guarded by mutex_
+  std::vector<std::unique_ptr<CurlHandle>> idle_;  // guarded by mutex_
 };
 
 // A body as text, of at most `limit` bytes: kLimitExceeded beyond it, before it is read where the

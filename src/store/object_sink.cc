@@ -75,7 +75,8 @@ class WorkDirectory {
     (void)files_->RemoveAll(remove_ ? path_ : Staging());
   }
 
-  std::string Staging() const { return base::JoinPath(path_, "staging"); }
+  std::string Path(std::string_view name) const { return base::JoinPath(path_, name); }
+  std::string Staging() const { return Path("staging"); }
 
  private:
   WorkDirectory() = default;
@@ -95,6 +96,8 @@ class ObjectSink final : public Sink {
       : files_(files), objects_(std::move(objects)), work_(std::move(work)), pool_(kUploads) {}
 
   const std::string& url() const override { return objects_->url(); }
+  std::string local_path() const override { return {}; }
+  std::string OwnPath(std::string_view name) const override { return work_.Path(name); }
 
   std::string VersionUrl(std::uint64_t version) const override {
     return base::JoinPath(url(), VersionName(version));

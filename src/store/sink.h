@@ -49,6 +49,10 @@ class Sink {
 
   // Of the store, for messages.
   virtual const std::string& url() const = 0;
+  // Of a store in a directory: its path; else empty.
+  virtual std::string local_path() const = 0;
+  // Path of that name on a local disk where nobody but this publisher writes.
+  virtual std::string OwnPath(std::string_view name) const = 0;
   // Path or URL of a version, for those who are told of it.
   virtual std::string VersionUrl(std::uint64_t version) const = 0;
   // Nothing: the store holds no version.
