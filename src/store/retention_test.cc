@@ -181,7 +181,7 @@ struct Made {
   Kind kind = Kind::kFull;
   std::uint64_t base = 0;
 };
-using Made_ = std::map<std::uint64_t, Made>;
+using MadeVersions = std::map<std::uint64_t, Made>;
 
 void WriteVersion(Store& store, std::uint64_t version, const Made& made) {
   const std::string folder = VersionName(version) + "/";
@@ -222,12 +222,12 @@ Versions SetOf(const std::vector<std::uint64_t>& versions) {
 
 // ---- The rules, read plainly.
 
-bool Readable(const Made_& made, std::uint64_t version) {
+bool Readable(const MadeVersions& made, std::uint64_t version) {
   return made.contains(version) && made.at(version).kind != Kind::kBroken;
 }
 
 // Can a reader without a replica, but with version 0, come to that version?
-bool Reachable(const Made_& made, const Versions& there, std::uint64_t version) {
+bool Reachable(const MadeVersions& made, const Versions& there, std::uint64_t version) {
   if (!there.contains(version)) return version == 0 && !made.contains(0);
   if (!Readable(made, version)) return false;
   const Made& of = made.at(version);
@@ -236,7 +236,7 @@ bool Reachable(const Made_& made, const Versions& there, std::uint64_t version) 
 }
 
 // What must be there for that version to be reachable; nothing: no such set.
-std::optional<Versions> Chain(const Made_& made, std::uint64_t version) {
+std::optional<Versions> Chain(const MadeVersions& made, std::uint64_t version) {
   if (!made.contains(version)) {
     return version == 0 ? std::optional(Versions()) : std::nullopt;
   }
@@ -248,7 +248,7 @@ std::optional<Versions> Chain(const Made_& made, std::uint64_t version) {
   return chain;
 }
 
-Versions Roots(const Made_& made, const GcOptions& options) {
+Versions Roots(const MadeVersions& made, const GcOptions& options) {
   Versions roots;
   for (auto it = made.rbegin(); it != made.rend() && roots.size() < options.keep; ++it) {
     if (it->second.kind != Kind::kBroken) roots.insert(it->first);
@@ -262,12 +262,12 @@ Versions Roots(const Made_& made, const GcOptions& options) {
   return roots;
 }
 
-Made_ RandomStore(bool broken) {
+MadeVersions RandomStore(bool broken) {
   const auto kinds =
       broken ? std::vector<Kind>{Kind::kFull, Kind::kDelta,      Kind::kDelta, Kind::kDelta,
                                  Kind::kCopy, Kind::kHollowCopy, Kind::kBroken}
              : std::vector<Kind>{Kind::kFull, Kind::kDelta, Kind::kDelta, Kind::kCopy};
-  Made_ made;
+  MadeVersions made;
   const auto first = *rc::gen::inRange<std::uint64_t>(0, 2);
   const auto count = *rc::gen::inRange<std::uint64_t>(1, 12);
   for (std::uint64_t version = first; version < first + count; ++version) {
@@ -441,7 +441,7 @@ TEST_P(RetentionTest, AnyFailureIsMadeGoodByTheNextRun) {
 
 void CheckProperty(bool directory) {
   const bool broken = *rc::gen::arbitrary<bool>();
-  Made_ made = RandomStore(broken);
+  MadeVersions made = RandomStore(broken);
   const auto store = MakeStore(directory);
   for (const auto& [version, of] : made) WriteVersion(*store, version, of);
   GcOptions options{.files = store->files()};
@@ -464,7 +464,7 @@ void CheckProperty(bool directory) {
     options.keep = *rc::gen::inRange<std::uint64_t>(1, 5);
     options.keep_full_every = *rc::gen::inRange<std::uint64_t>(0, 4);
     options.grace_seconds = *rc::gen::element(0.0, 1000.0);
-    Made_ still = made;
+    MadeVersions still = made;
     const Versions there = Listed(*store);
     std::erase_if(still, [&](const auto& item) { return !there.contains(item.first); });
     roots = Roots(still, options);
