@@ -15,6 +15,7 @@
 #include <set>
 
 #include "base/faulty_file_system.h"
+#include "base/power_loss_file_system.h"
 #include "base/result_matchers.h"
 #include "base/temp_dir.h"
 #include "checkpoint/index.h"
@@ -565,6 +566,49 @@ TEST(BucketRetentionTest, StoresWithoutAnyManifestAreReadByTheirIndexes) {
 TEST(BucketRetentionTest, NoLeaseWithoutADirectory) {
   BucketStore store;
   EXPECT_EQ(TakeLease(store.objects(), 0, 1), nullptr);
+}
+
+// The power goes at any operation: no version comes back in part, and the next gc ends the work.
+TEST(DirectoryRetentionTest, APowerCutLeavesWholeVersions) {
+  for (std::size_t n = 0; true; ++n) {
+    const base::TempDir directory("/dev/shm");
+    const std::vector<std::string> names = {"model.safetensors", "config.json"};
+    for (std::uint64_t version = 0; version < 4; ++version) {
+      const std::string folder = directory / VersionName(version);
+      ASSERT_OK(FileSystem::Posix().MakeDirectories(folder));
+      for (const std::string& name : names) {
+        ASSERT_OK(base::WriteTextAtomically(FileSystem::Posix(), base::JoinPath(folder, name),
+                                            "weights", false));
+      }
+    }
+    base::PowerLossFileSystem power(FileSystem::Posix(), directory.path());
+    std::size_t seen = 0;
+    {
+      base::FaultyFileSystem files(power);
+      files.SetRule([&](std::string_view, const std::string&) -> Status {
+        return seen++ >= n ? Fail(Code::kIo, "made to fail") : Status();
+      });
+      const auto store = objects::Open(files, directory.path(), {}).value();
+      (void)Collect(*store, {.keep = 1, .grace_seconds = 0, .files = &files});
+    }
+    ASSERT_OK(power.CutPower(n));
+    for (std::uint64_t version = 0; version < 4; ++version) {
+      const std::string folder = directory / VersionName(version);
+      const bool there = FileSystem::Posix().Stat(folder).has_value();
+      EXPECT_TRUE(there || version < 3);
+      for (const std::string& name : names) {
+        EXPECT_EQ(FileSystem::Posix().Stat(base::JoinPath(folder, name)).has_value(), there)
+            << folder << "/" << name << " after operation " << n;
+      }
+    }
+    const auto store = objects::Open(FileSystem::Posix(), directory.path(), {}).value();
+    ASSERT_OK_AND_ASSIGN(const GcReport report, Collect(*store, {.keep = 1, .grace_seconds = 0}));
+    EXPECT_EQ(SetOf(report.kept), (Versions{3}));
+    if (seen <= n) {
+      EXPECT_GT(n, 40U);
+      break;
+    }
+  }
 }
 
 // ---- Leases.
