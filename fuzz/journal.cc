@@ -1,5 +1,5 @@
-// replica::Journal, of a whole file. The input is a byte of kind and a journal; with an odd kind its
-// checksums are put right first, so that what stands behind them is reached.
+// replica::Journal, of a whole file. The input is a byte of kind and a journal; with an odd kind
+// its checksums are put right first, so that what stands behind them is reached.
 //
 // - Of an accepted journal every segment names a tensor of the head, and each record of a segment
 //   that can be read lies inside its tensor. Its values go where they belong, and nowhere else.
