@@ -12,6 +12,8 @@ using base::Status;
 
 constexpr std::uint64_t kMaxCompanionBytes = std::uint64_t{1} << 30;
 
+}  // namespace
+
 Status CopyCompanions(FileSystem& files, const std::string& from, const std::string& to,
                       bool durable, std::vector<std::string>& copied) {
   SYNCLINE_ASSIGN(const std::vector<std::string> names, files.List(from));
@@ -25,8 +27,6 @@ Status CopyCompanions(FileSystem& files, const std::string& from, const std::str
   }
   return {};
 }
-
-}  // namespace
 
 Result<std::vector<std::string>> WriteFull(FileSystem& files, const std::string& directory,
                                            std::span<const tensor::TensorView> tensors,

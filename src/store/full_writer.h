@@ -23,4 +23,8 @@ base::Result<std::vector<std::string>> WriteFull(base::FileSystem& files,
                                                  base::ThreadPool& pool, base::Progress& progress,
                                                  const base::CancelToken* cancel);
 
+// The files of `from` that belong to weights (see IsCompanionFile); their names go to `copied`.
+base::Status CopyCompanions(base::FileSystem& files, const std::string& from, const std::string& to,
+                            bool durable, std::vector<std::string>& copied);
+
 }  // namespace syncline::store
