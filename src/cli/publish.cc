@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/reader.h"
 #include "cli/command.h"
 #include "replica/resume.h"
 #include "store/publisher.h"
@@ -29,7 +29,6 @@ using base::Fail;
 using base::Json;
 using base::Result;
 using base::Status;
-using checkpoint::MappedCheckpoint;
 
 struct Options {
   std::string checkpoint;
@@ -114,7 +113,8 @@ Result<Output> Publish(const Session& session, Options options) {
                                                     "overwrite",
                                                     options.encoding));
   }
-  SYNCLINE_ASSIGN(const auto input, MappedCheckpoint::Open(session.files, options.checkpoint));
+  SYNCLINE_ASSIGN(const auto input,
+                  checkpoint::CheckpointReader::Open(session.files, options.checkpoint));
   replica::ResumeOptions resume = {
       .base = options.base,
       .baseline = options.full ? replica::BaselineKind::kNone : replica::BaselineKind::kDisk,
@@ -141,7 +141,7 @@ Result<Output> Publish(const Session& session, Options options) {
   }
   SYNCLINE_ASSIGN(const store::PublishReport report,
                   publisher->Publish(options.version, input.Views(), options.full, session.progress,
-                                     &session.cancel));
+                                     &session.cancel, &input));
   return Describe(report);
 }
 

@@ -34,6 +34,7 @@ class ReplicaBaseline final : public store::Baseline {
   // Pulls the version that was published, if the replica follows.
   base::Status Advance(std::uint64_t version, std::span<const tensor::TensorView> tensors,
                        std::span<const delta::ChangedLines> lines, base::ThreadPool& pool) override;
+  bool needs_bytes() const override { return false; }
   base::Result<bool> Recover(std::uint64_t version, const base::CancelToken* cancel) override;
 
  private:

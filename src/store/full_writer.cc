@@ -31,10 +31,11 @@ Status CopyCompanions(FileSystem& files, const std::string& from, const std::str
 Result<std::vector<std::string>> WriteFull(FileSystem& files, const std::string& directory,
                                            std::span<const tensor::TensorView> tensors,
                                            const std::string& companions_from, bool durable,
-                                           base::ThreadPool& pool, base::Progress& progress,
+                                           const tensor::Loader* loader, base::ThreadPool& pool,
+                                           base::Progress& progress,
                                            const base::CancelToken* cancel) {
-  SYNCLINE_TRY(checkpoint::WriteCheckpoint(files, directory, tensors, {.durable = durable}, pool,
-                                           progress, cancel));
+  SYNCLINE_TRY(checkpoint::WriteCheckpoint(
+      files, directory, tensors, {.durable = durable, .loader = loader}, pool, progress, cancel));
   SYNCLINE_ASSIGN(std::vector<std::string> written, files.List(directory));
   if (!companions_from.empty()) {
     SYNCLINE_TRY(CopyCompanions(files, companions_from, directory, durable, written));

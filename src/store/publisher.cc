@@ -15,6 +15,7 @@
 #include <chrono>
 
 #include "base/log.h"
+#include "checkpoint/reader.h"
 #include "store/delta_writer.h"
 #include "store/file_hash.h"
 #include "store/full_writer.h"
@@ -55,6 +56,8 @@ std::uint64_t DeltaBytes(const Manifest& manifest) {
 Result<Publisher> Publisher::Open(FileSystem& files, const std::string& store,
                                   std::unique_ptr<Baseline> baseline, bool based_at_zero,
                                   PublisherOptions options) {
+  // A wrong key is known before anything is made.
+  if (!options.signing_key.empty()) SYNCLINE_TRY(SigningKey::Read(files, options.signing_key));
   SYNCLINE_ASSIGN(auto sink, OpenSink(files, store,
                                       {.durable = options.durable,
                                        .exclusive = options.ranks.rank == 0,
@@ -167,8 +170,8 @@ Status Publisher::WriteFiles(Work& work) {
   if (work.full) {
     SYNCLINE_ASSIGN(work.written,
                     WriteFull(*files_, work.directory, work.tensors, options_.companions_from,
-                              options_.durable, *pool_, work.progress, work.cancel));
-    SYNCLINE_ASSIGN(manifest.tensors, HashTensors(work.tensors, *pool_, work.cancel));
+                              options_.durable, work.loader, *pool_, work.progress, work.cancel));
+    SYNCLINE_ASSIGN(manifest.tensors, HashFull(work));
     manifest.elements_changed = manifest.elements;
     return HashFiles(work);
   }
@@ -177,8 +180,8 @@ Status Publisher::WriteFiles(Work& work) {
                        .encoding = options_.encoding};
   SYNCLINE_ASSIGN(DeltaCounts counts,
                   WriteDelta(*files_, work.directory, baseline_->tensors(), work.tensors, info,
-                             {.prefix = {}, .durable = options_.durable}, work.lines, *pool_,
-                             work.progress, work.cancel));
+                             {.prefix = {}, .durable = options_.durable, .loader = work.loader},
+                             work.lines, *pool_, work.progress, work.cancel));
   manifest.tensors = std::move(counts.tensors);
   manifest.elements_changed = counts.elements_changed;
   work.written = std::move(counts.files);
@@ -190,12 +193,20 @@ Status Publisher::WriteFiles(Work& work) {
   return dear ? WriteFullCopy(work) : Status();
 }
 
+// Of a full version: what is read from files is hashed as it was written, whatever became of the
+// files since.
+Result<std::vector<ManifestTensor>> Publisher::HashFull(Work& work) {
+  if (work.loader == nullptr) return HashTensors(work.tensors, nullptr, *pool_, work.cancel);
+  SYNCLINE_ASSIGN(const auto written, checkpoint::CheckpointReader::Open(*files_, work.directory));
+  return HashTensors(written.Views(), &written, *pool_, work.cancel);
+}
+
 Status Publisher::WriteFullCopy(Work& work) {
   const std::string directory = base::JoinPath(work.directory, kFullCopyFolder);
   SYNCLINE_TRY(files_->MakeDirectories(directory));
   SYNCLINE_ASSIGN(std::vector<std::string> names,
                   WriteFull(*files_, directory, work.tensors, options_.companions_from,
-                            options_.durable, *pool_, work.progress, work.cancel));
+                            options_.durable, work.loader, *pool_, work.progress, work.cancel));
   work.written.clear();
   for (const std::string& name : names) {
     work.written.push_back(base::JoinPath(kFullCopyFolder, name));
@@ -295,13 +306,20 @@ PublishReport Publisher::Report(Work& work) const {
 
 Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
                                          std::vector<TensorView> tensors, bool full,
-                                         base::Progress& progress,
-                                         const base::CancelToken* cancel) {
+                                         base::Progress& progress, const base::CancelToken* cancel,
+                                         const tensor::Loader* loader) {
   Work work{.asked = asked,
             .tensors = std::move(tensors),
             .full = full,
             .progress = progress,
-            .cancel = cancel};
+            .cancel = cancel,
+            .loader = loader};
+  if (loader != nullptr && (group_ || baseline_->needs_bytes() ||
+                            !std::ranges::is_sorted(work.tensors, {}, &TensorView::name))) {
+    return Fail(Code::kInvalidArgument,
+                "tensors of files can be published by a single rank without a baseline in memory, "
+                "by name");
+  }
   if (group_) return group_->leads() ? Lead(std::move(work), asked) : Follow(std::move(work));
   SYNCLINE_TRY(Settle(cancel));
   SYNCLINE_TRY(OrderTensors(work.tensors, *pool_, cancel));

@@ -20,6 +20,7 @@
 #include "store/signature.h"
 #include "store/sink.h"
 #include "store/version.h"
+#include "tensor/loader.h"
 #include "tensor/view.h"
 
 namespace syncline::store {
@@ -106,13 +107,17 @@ class Publisher {
   // version and must be the next number. Tensors must have the names, dtypes and shapes of the
   // baseline, unless full; a name may stand several times with the same bytes.
   //
+  // `loader`: gives the bytes of `tensors` (which are in the order of their names) where those are
+  // not in memory; kInvalidArgument with a baseline that copies them, or several ranks.
+  //
   // The baseline moves only when the version stands; after a failure the next call covers what this
   // one did not. An error whose message says "version N stands" came after the commit. Where it
   // left the baseline behind, the next version is a full one.
   base::Result<PublishReport> Publish(std::optional<std::uint64_t> version,
                                       std::vector<tensor::TensorView> tensors, bool full,
                                       base::Progress& progress,
-                                      const base::CancelToken* cancel = nullptr);
+                                      const base::CancelToken* cancel = nullptr,
+                                      const tensor::Loader* loader = nullptr);
 
  private:
   struct Work;
@@ -125,6 +130,7 @@ class Publisher {
   base::Result<std::uint64_t> ChooseVersion(std::optional<std::uint64_t> asked, bool full) const;
   base::Status WriteFiles(Work& work);
   base::Status WriteFullCopy(Work& work);
+  base::Result<std::vector<ManifestTensor>> HashFull(Work& work);
   base::Status HashFiles(Work& work);
   base::Status Commit(Work& work);
   base::Status CallAfter(std::uint64_t version) const;

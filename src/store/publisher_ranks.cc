@@ -113,10 +113,10 @@ Result<RankPart> Publisher::MakePart(Work& work, const Announcement& announcemen
                                                              {.durable = options_.durable}, *pool_,
                                                              work.progress, work.cancel));
     part.elements_changed = part.elements;
-    SYNCLINE_ASSIGN(part.tensors, HashTensors(owned, *pool_, work.cancel));
+    SYNCLINE_ASSIGN(part.tensors, HashTensors(owned, nullptr, *pool_, work.cancel));
     std::vector<TensorView> skipped;
     for (const std::size_t i : split.skipped) skipped.push_back(work.tensors[i]);
-    SYNCLINE_ASSIGN(part.skipped, HashTensors(skipped, *pool_, work.cancel));
+    SYNCLINE_ASSIGN(part.skipped, HashTensors(skipped, nullptr, *pool_, work.cancel));
   }
   std::set<std::string> names = FilesOf(part.weight_map, "");
   if (announcement.full_copy) {
@@ -172,7 +172,7 @@ Status Publisher::WriteDeltaPart(Work& work, const Announcement& announcement, c
       work.lines[i].Mark(at);
     }
   }
-  SYNCLINE_ASSIGN(part.skipped, HashTensors(changed, *pool_, work.cancel));
+  SYNCLINE_ASSIGN(part.skipped, HashTensors(changed, nullptr, *pool_, work.cancel));
   return {};
 }
 

@@ -18,6 +18,7 @@ struct Publisher::Work {
   bool full;
   base::Progress& progress;
   const base::CancelToken* cancel;
+  const tensor::Loader* loader = nullptr;  // of tensors, where their bytes are not in memory
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   std::string directory;  // staging
   std::vector<delta::ChangedLines> lines;
