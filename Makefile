@@ -1,7 +1,7 @@
 # Two commands matter to a new user: `make demo` and `make test`. Each target sets up what is missing.
 PYTHON := .venv/bin/python
 
-.PHONY: all setup build wheel demo test bench lint format sanitize tsan clean
+.PHONY: all setup build wheel demo test torture bench lint format sanitize tsan fuzz clean
 
 all: build
 
@@ -20,6 +20,10 @@ demo: build
 
 test: build
 	@$(PYTHON) tools/run_tests.py
+
+# N cases of faults, by chance from SEED (tests/torture). A failed one prints how to play it again.
+torture: build
+	@build/bin/torture --cases $(or $(N),20000) --seed $(or $(SEED),$$(date +%s))
 
 # ONLY=regex runs some of the lines.
 bench: build
@@ -41,6 +45,11 @@ tsan: setup
 	@cmake --preset tsan > /dev/null
 	@cmake --build --preset tsan
 	@$(PYTHON) tools/run_tests.py --build build/tsan --only-cpp
+
+# Needs clang 19. SECONDS is for each target; TARGET=json runs one of fuzz/.
+fuzz: SECONDS := 60
+fuzz: setup
+	@$(PYTHON) tools/run_fuzzers.py --seconds $(SECONDS) $(if $(TARGET),--target $(TARGET))
 
 clean:
 	rm -rf build

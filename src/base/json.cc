@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <boost/json/basic_parser_impl.hpp>
 #include <boost/json/src.hpp>
+#include <charconv>
 #include <cmath>
 #include <iterator>
+#include <optional>
 
 namespace syncline::base {
 namespace {
@@ -60,21 +62,37 @@ class Builder {
     text_.append(part.data(), part.size());
     return Add(std::exchange(text_, {}));
   }
-  bool on_number_part(string_view, error_code&) { return true; }
+  bool on_number_part(string_view part, error_code&) {
+    number_.append(part.data(), part.size());
+    return true;
+  }
   bool on_int64(std::int64_t number, string_view text, error_code&) {
+    number_.clear();
     if (number == 0 && text.starts_with('-')) return Add(-0.0);  // no integer has this value
     if (number >= 0) return Add(static_cast<std::uint64_t>(number));
     return Add(number);
   }
-  bool on_uint64(std::uint64_t number, string_view, error_code&) { return Add(number); }
-  bool on_double(double number, string_view, error_code&) { return Add(number); }
+  bool on_uint64(std::uint64_t number, string_view, error_code&) {
+    number_.clear();
+    return Add(number);
+  }
+  // The parser's own value may be off in the last digit, so the text is read once more.
+  bool on_double(double number, string_view text, error_code& error) {
+    number_.append(text.data(), text.size());
+    double exact = number;  // stays if it is out of range: infinite, or too small
+    std::from_chars(number_.data(), number_.data() + number_.size(), exact);
+    number_.clear();
+    if (std::isfinite(exact)) return Add(exact);
+    error = boost::json::error::exponent_overflow;
+    return false;
+  }
   bool on_bool(bool value, error_code&) { return Add(value); }
   bool on_null(error_code&) { return Add(nullptr); }
   bool on_comment_part(string_view, error_code&) { return true; }
   bool on_comment(string_view, error_code&) { return true; }
 
   Json Take() { return std::move(root_); }
-  const std::string& duplicate() const { return duplicate_; }
+  const std::optional<std::string>& duplicate() const { return duplicate_; }
 
  private:
   struct Container {
@@ -105,7 +123,8 @@ class Builder {
 
   std::vector<Container> stack_;
   std::string text_;
-  std::string duplicate_;
+  std::string number_;  // as far as it was read
+  std::optional<std::string> duplicate_;
   Json root_;
 };
 
@@ -211,9 +230,8 @@ Result<Json> ParseJson(std::string_view text, std::size_t max_depth) {
   boost::json::basic_parser<Builder> parser(options);
   boost::system::error_code error;
   const std::size_t used = parser.write_some(false, text.data(), text.size(), error);
-  if (!parser.handler().duplicate().empty()) {
-    return Fail(Code::kCorrupt,
-                fmt::format("invalid JSON: duplicate name \"{}\"", parser.handler().duplicate()));
+  if (const auto& name = parser.handler().duplicate()) {
+    return Fail(Code::kCorrupt, fmt::format("invalid JSON: duplicate name \"{}\"", *name));
   }
   if (!error && used < text.size()) error = boost::json::error::extra_data;
   if (error) {

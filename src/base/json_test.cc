@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "base/result_matchers.h"
 
 namespace syncline::base {
@@ -18,11 +20,22 @@ TEST(JsonTest, KeepsValuesAndOrder) {
   EXPECT_EQ(ToText(ParseJson(ToText(json, true)).value()), text);
 }
 
+TEST(JsonTest, DoublesAreTheNearestOnes) {
+  for (const char* text : {"-9.223332036872037e+24", "10000500000.0", "5e-324", "0.1",
+                           "1.7976931348623157e+308", "123456789.12345678"}) {
+    ASSERT_OK_AND_ASSIGN(const Json json, ParseJson(text));
+    EXPECT_EQ(std::get<double>(json.value()), std::strtod(text, nullptr)) << text;
+    EXPECT_EQ(ToText(ParseJson(ToText(json)).value()), ToText(json));
+  }
+  EXPECT_EQ(std::get<double>(ParseJson("1e-999").value().value()), 0.0);
+}
+
 TEST(JsonTest, RejectsWhatIsNotStrictJson) {
   EXPECT_ERROR(ParseJson(R"({"a":1,"b":2,"a":3})"), Code::kCorrupt, "duplicate name \"a\"");
   EXPECT_ERROR(ParseJson(R"({"a":{"\u0061":1,"a":3}})"), Code::kCorrupt, "duplicate name \"a\"");
+  EXPECT_ERROR(ParseJson(R"({"":1,"b":2,"":3})"), Code::kCorrupt, "duplicate name \"\"");
   for (const char* bad : {"", "{", "{} x", "{'a':1}", "[1,]", "01", "nul", "\"\xff\"",
-                          "\"\\ud800\"", "// c\n1", "[1 2]", "\"\x01\""}) {
+                          "\"\\ud800\"", "// c\n1", "[1 2]", "\"\x01\"", "1e999", "[-1e999]"}) {
     EXPECT_ERROR(ParseJson(bad), Code::kCorrupt, "invalid JSON");
   }
 }

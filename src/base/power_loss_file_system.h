@@ -10,8 +10,10 @@
 
 namespace syncline::base {
 
-// Passes everything on to real files below `root` and records it. Thread-safe. Files and
-// directories that stand below `root` when it is made count as synced.
+// Passes everything on to real files below `root` and records it; only syncs are recorded and not
+// passed on. Thread-safe. Files and directories that stand below `root` when it is made count as
+// synced; so does what other programs put there before their names are first used here. Paths are
+// compared as text: `root` and all paths must be spelled alike, and links are not for this.
 //
 // The model (stricter than ext4 or xfs, as POSIX allows):
 // - A write is durable when a later File::Sync of the same file returned. Until then each 4 KiB page
@@ -24,7 +26,7 @@ namespace syncline::base {
 //   lost the old name is back.
 // - Removing a file loses nothing until the removal is durable: a name that comes back has its
 //   durable content.
-// Stores through writable mappings are not seen and must not be used.
+// A writable mapping is refused: its stores could not be seen.
 class PowerLossFileSystem final : public FileSystem {
  public:
   PowerLossFileSystem(FileSystem& inner, std::string root);

@@ -12,8 +12,13 @@ namespace syncline::base {
 
 class TempDir {
  public:
-  TempDir() {
-    std::string pattern = "/tmp/syncline_test_XXXXXX";
+  // In memory, where the system has such a folder: for tests of very many files.
+  static std::string MemoryFolder() {
+    return FileSystem::Posix().Stat("/dev/shm") ? "/dev/shm" : "/tmp";
+  }
+
+  explicit TempDir(const std::string& parent = "/tmp") {
+    std::string pattern = JoinPath(parent, "syncline_test_XXXXXX");
     path_ = mkdtemp(pattern.data()) == nullptr ? "/nonexistent" : pattern;
   }
   ~TempDir() { (void)FileSystem::Posix().RemoveAll(path_); }

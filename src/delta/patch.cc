@@ -24,6 +24,10 @@ using base::MutableByteSpan;
 using base::Result;
 using base::Status;
 
+Status FailTooMuch() {
+  return Fail(Code::kCorrupt, "the frame decompresses to more than expected");
+}
+
 // A zstd frame read piece by piece.
 class FrameReader {
  public:
@@ -66,7 +70,7 @@ class FrameReader {
     std::byte extra;
     ZSTD_outBuffer out = {&extra, 1, 0};
     while (out.pos == 0 && !ended_) SYNCLINE_TRY(Step(out));
-    if (out.pos != 0) return Fail(Code::kCorrupt, "the frame decompresses to more than expected");
+    if (out.pos != 0) return FailTooMuch();
     if (in_.pos != in_.size) {
       return Fail(Code::kCorrupt,
                   fmt::format("{} bytes follow the zstd frame", in_.size - in_.pos));
@@ -132,13 +136,12 @@ class XorPatch final : public TensorPatch {
 
   Status Finish() override {
     if (!sparse_) return dense_.ExpectEnd();
+    if (offset_ != sparse_end_) return FailTooMuch();
     std::size_t size = 0;
     SYNCLINE_ASSIGN(const auto outcome,
                     sparse_->NextBlock(image_.data(), mask_.data(), sizeof(Unit), size));
     if (outcome == SparseFrameReader::Outcome::kEnd) return {};
-    if (outcome == SparseFrameReader::Outcome::kBlock && size > 0) {
-      return Fail(Code::kCorrupt, "the frame decompresses to more than expected");
-    }
+    if (outcome == SparseFrameReader::Outcome::kBlock && size > 0) return FailTooMuch();
     SYNCLINE_TRY(SkipDense());
     return dense_.ExpectEnd();
   }
@@ -295,6 +298,36 @@ class OverwritePatch final : public TensorPatch {
   std::uint64_t offset_ = 0;  // of the next block
 };
 
+// Reads an overwrite frame from end to end, a piece at a time, however much it says it holds.
+Result<std::uint64_t> CheckOverwriteFrame(ByteSpan frame) {
+  SYNCLINE_ASSIGN(FrameReader reader, FrameReader::Open(frame, FrameReader::kUnknown));
+  std::array<std::byte, 4> head;
+  SYNCLINE_TRY(reader.ReadExactly(head));
+  const std::uint64_t count = Load<std::uint32_t>(head.data());
+  std::vector<std::byte> piece(kBlockBytes);
+  std::int64_t last = -1;
+  for (std::uint64_t left = 4 * count; left > 0;) {
+    const MutableByteSpan part = std::span(piece).first(std::min<std::uint64_t>(left, kBlockBytes));
+    SYNCLINE_TRY(reader.ReadExactly(part));
+    for (std::size_t at = 0; at < part.size(); at += 4) {
+      const auto position = Load<std::uint32_t>(&part[at]);
+      if (position <= last) {
+        return Fail(Code::kCorrupt,
+                    fmt::format("position {} follows {}; positions must ascend", position, last));
+      }
+      last = position;
+    }
+    left -= part.size();
+  }
+  for (std::uint64_t left = count; left > 0;) {
+    const MutableByteSpan part = std::span(piece).first(std::min<std::uint64_t>(left, kBlockBytes));
+    SYNCLINE_TRY(reader.ReadExactly(part));
+    left -= part.size();
+  }
+  SYNCLINE_TRY(reader.ExpectEnd());
+  return count;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<TensorPatch>> OpenPatch(Encoding encoding, ByteSpan frame,
@@ -308,11 +341,7 @@ Result<std::unique_ptr<TensorPatch>> OpenPatch(Encoding encoding, ByteSpan frame
 }
 
 Result<std::uint64_t> CheckFrame(Encoding encoding, ByteSpan frame) {
-  if (encoding == Encoding::kOverwrite) {
-    SYNCLINE_ASSIGN(const OverwriteContent content,
-                    OverwriteContent::Read(frame, std::numeric_limits<std::uint32_t>::max()));
-    return content.count;
-  }
+  if (encoding == Encoding::kOverwrite) return CheckOverwriteFrame(frame);
   SYNCLINE_ASSIGN(FrameReader reader, FrameReader::Open(frame, FrameReader::kUnknown));
   std::vector<std::byte> image(kBlockBytes);
   std::vector<std::uint64_t> mask(kBlockBytes / 64);

@@ -114,9 +114,9 @@ class Resumer {
     }
     std::string directory = options_.baseline_directory;
     if (directory.empty()) directory = sink.OwnPath("baseline");
-    auto made =
-        std::make_unique<ReplicaBaseline>(files_, store_, std::move(directory), options_.base,
-                                          !options_.one_version, options_.publisher.threads);
+    auto made = std::make_unique<ReplicaBaseline>(
+        files_, store_, std::move(directory), options_.base, !options_.one_version,
+        options_.publisher.threads, options_.publisher.objects);
     disk_ = made.get();
     return made;
   }
@@ -145,7 +145,8 @@ class Resumer {
                                 .seed = options_.base,
                                 .threads = options_.publisher.threads,
                                 .progress = options_.progress,
-                                .cancel = options_.cancel};
+                                .cancel = options_.cancel,
+                                .source = {.connection = options_.publisher.objects}};
       SYNCLINE_TRY(Pull(files_, store_, scratch_, pull));
     }
     SYNCLINE_ASSIGN(const auto mapped, MappedCheckpoint::Open(files_, path));
