@@ -46,14 +46,19 @@ std::optional<Image> Walk(const Input& input, Image image) {
   for (std::size_t at = 0; at < image.size(); at += delta::kBlockBytes) {
     const std::size_t size = std::min(delta::kBlockBytes, image.size() - at);
     if (!(*patch)->Next(size, block)) return std::nullopt;
+    const auto part = std::span(image).subspan(at, size);
+    const Image before(part.begin(), part.end());
     std::vector<std::byte> record;
-    block.AppendRecord(at, size, record);
+    block.Apply(part, at, 1, record);
     if (record.empty()) continue;
     const auto read = delta::BlockRecord::Read(record);
     Must(read.has_value() && read->record_bytes() == record.size(), "a record can be read");
     Must(at <= read->begin() && read->begin() <= read->end() && read->end() <= at + size,
          "a record stays in its block");
-    read->Apply(std::span(image).subspan(read->begin(), read->end() - read->begin()));
+    Image back(part.begin(), part.end());
+    read->Write(delta::Side::kOld,
+                std::span(back).subspan(read->begin() - at, read->end() - read->begin()));
+    Must(back == before, "a record leads back");
   }
   if (!(*patch)->Finish()) return std::nullopt;
   return image;

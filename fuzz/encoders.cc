@@ -30,11 +30,7 @@ void CheckPatch(Encoding encoding, ByteSpan frame, tensor::Dtype dtype, Image im
     const std::size_t size = std::min(delta::kBlockBytes, image.size() - at);
     Must((*patch)->Next(size, block).has_value(), "a frame that was made can be read");
     std::vector<std::byte> record;
-    block.AppendRecord(at, size, record);
-    if (record.empty()) continue;
-    const auto read = delta::BlockRecord::Read(record);
-    Must(read.has_value(), "a record can be read");
-    read->Apply(std::span(image).subspan(read->begin(), read->end() - read->begin()));
+    block.Apply(std::span(image).subspan(at, size), at, 1, record);
   }
   Must((*patch)->Finish().has_value(), "a frame that was made ends");
   Must(image == expected, "a patch makes the new image");

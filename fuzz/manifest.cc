@@ -20,8 +20,8 @@ void Check(std::string_view text) {
          "a manifest that is refused is corrupt or of another format");
     return;
   }
-  for (const auto& [name, bytes] : manifest->files) {
-    Must(base::IsInsidePath(name), "files are inside the directory");
+  for (const store::ManifestFile& file : manifest->files) {
+    Must(base::IsInsidePath(file.name), "files are inside the directory");
   }
   const std::string written = store::ManifestText(*manifest);
   const auto again = store::ParseManifest(written);

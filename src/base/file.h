@@ -102,6 +102,14 @@ class FileSystem {
   // flock(2). When `wait` is false and another holds it: kLocked.
   virtual Result<std::unique_ptr<FileLock>> Lock(const std::string& path, LockMode mode,
                                                  bool wait) = 0;
+
+  // These two ask the real file system unless they are overridden.
+  // Bytes that an ordinary user may still write to the file system that `path` (which is there)
+  // lies on.
+  virtual Result<std::uint64_t> FreeBytes(const std::string& path);
+  // Is it a link, or a file that another name leads to as well, so that writing to it would change
+  // what somebody else sees?
+  virtual Result<bool> IsShared(const std::string& path);
 };
 
 // "a/b"; a trailing slash of `a` is not doubled.

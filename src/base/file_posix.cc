@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -237,6 +238,19 @@ class PosixFileSystem final : public FileSystem {
 };
 
 }  // namespace
+
+Result<std::uint64_t> FileSystem::FreeBytes(const std::string& path) {
+  struct statvfs st = {};
+  if (statvfs(path.c_str(), &st) != 0)
+    return FailErrno(errno, "cannot ask for the space at " + path);
+  return std::uint64_t{st.f_bavail} * st.f_frsize;
+}
+
+Result<bool> FileSystem::IsShared(const std::string& path) {
+  struct stat st = {};
+  if (lstat(path.c_str(), &st) != 0) return FailErrno(errno, "cannot stat " + path);
+  return S_ISLNK(st.st_mode) || (S_ISREG(st.st_mode) && st.st_nlink > 1);
+}
 
 FileSystem& FileSystem::Posix() {
   static PosixFileSystem files;

@@ -1,7 +1,8 @@
-// A record: u64 offset of the block, u32 values, u8 unit bytes, u8 kind, u8 whole, u8 0; then u16
-// positions (not for a whole image) and values. Records live only as long as the pull that made
-// them, so the layout may change.
 #include "delta/block_patch.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
 
 namespace syncline::delta {
 namespace {
@@ -10,48 +11,12 @@ using base::ByteSpan;
 using base::Load;
 using base::MutableByteSpan;
 
+// u64 offset of the block, u32 number of units, u8 bytes of a unit, u8 whole, u16 0; then u16
+// positions (not if whole), old values, new values.
 constexpr std::size_t kHeadBytes = 16;
 
-// Calls visit(place in the tensor's bytes, place in the values, index of the unit in the block) for
-// each unit.
-template <typename Unit, typename Visit>
-void ForEachUnit(ByteSpan positions, MutableByteSpan values, std::size_t first_byte,
-                 std::byte* bytes, const Visit& visit) {
-  const std::size_t count = values.size() / sizeof(Unit);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t unit = positions.empty() ? i : Load<std::uint16_t>(&positions[2 * i]);
-    visit(bytes + unit * sizeof(Unit) - first_byte, &values[i * sizeof(Unit)], unit);
-  }
-}
-
-// Units come in ascending order; counts the elements they fall into.
-class ElementCounter {
- public:
-  explicit ElementCounter(std::size_t units_per_element) : units_(units_per_element) {}
-  void Add(std::size_t unit) {
-    const std::size_t element = unit / units_;
-    count_ += element != last_ ? 1 : 0;
-    last_ = element;
-  }
-  std::uint64_t count() const { return count_; }
-
- private:
-  std::size_t units_;
-  std::size_t last_ = static_cast<std::size_t>(-1);
-  std::uint64_t count_ = 0;
-};
-
-template <typename Unit>
-std::uint64_t ExchangeXor(ByteSpan positions, MutableByteSpan values, std::size_t first_byte,
-                          std::byte* bytes, std::size_t element_bytes) {
-  ElementCounter counter(element_bytes > sizeof(Unit) ? element_bytes / sizeof(Unit) : 1);
-  ForEachUnit<Unit>(positions, values, first_byte, bytes,
-                    [&](std::byte* at, const std::byte* value, std::size_t unit) {
-                      const auto x = Load<Unit>(value);
-                      base::Store(at, static_cast<Unit>(Load<Unit>(at) ^ x));
-                      if (x != 0) counter.Add(unit);
-                    });
-  return counter.count();
+std::unexpected<base::Error> Corrupt(std::string_view what) {
+  return base::Fail(base::Code::kCorrupt, fmt::format("a change record {}", what));
 }
 
 }  // namespace
@@ -62,83 +27,126 @@ BlockPatch::BlockPatch(Kind kind, std::size_t unit_bytes)
       positions_(kBlockBytes / unit_bytes),
       values_(kBlockBytes) {}
 
-void BlockPatch::AppendRecord(std::uint64_t offset, std::size_t block_bytes,
-                              std::vector<std::byte>& records) const {
-  if (count_ == 0) return;
-  const bool whole = kind_ == Kind::kXor && count_ * (2 + unit_bytes_) > block_bytes;
-  const std::size_t positions = whole ? 0 : 2 * count_;
-  const std::size_t values = whole ? block_bytes : count_ * unit_bytes_;
+template <typename Unit>
+std::uint64_t BlockPatch::ApplyUnits(MutableByteSpan block, std::uint64_t offset,
+                                     std::size_t element_bytes, std::vector<std::byte>& records) {
+  // Unchanged units are squeezed out, and values_ becomes the new values.
+  const std::size_t units_per_element =
+      element_bytes > sizeof(Unit) ? element_bytes / sizeof(Unit) : 1;
+  std::size_t kept = 0;
+  std::uint64_t elements = 0;
+  std::size_t last_element = static_cast<std::size_t>(-1);
   const std::size_t start = records.size();
-  records.resize(start + kHeadBytes + positions + values);
-  std::byte* out = records.data() + start;
-  base::Store(out, offset);
-  base::Store(out + 8, static_cast<std::uint32_t>(values / unit_bytes_));
-  out[12] = static_cast<std::byte>(unit_bytes_);
-  out[13] = static_cast<std::byte>(kind_);
-  out[14] = static_cast<std::byte>(whole);
-  out += kHeadBytes;
-  if (!whole) {
-    std::memcpy(out, positions_.data(), positions);
-    std::memcpy(out + positions, values_.data(), values);
-    return;
-  }
+  records.resize(start + kHeadBytes + count_ * (2 + 2 * sizeof(Unit)));
+  std::byte* const positions = records.data() + start + kHeadBytes;
+  std::byte* const old_values = positions + 2 * count_;
   for (std::size_t i = 0; i < count_; ++i) {
-    std::memcpy(out + positions_[i] * unit_bytes_, &values_[i * unit_bytes_], unit_bytes_);
+    const std::size_t position = positions_[i];
+    std::byte* const at = block.data() + position * sizeof(Unit);
+    const Unit before = Load<Unit>(at);
+    const Unit value = Load<Unit>(&values_[i * sizeof(Unit)]);
+    const Unit after = kind_ == Kind::kXor ? static_cast<Unit>(before ^ value) : value;
+    if (after == before) continue;
+    const std::size_t element = position / units_per_element;
+    elements += element != last_element ? 1 : 0;
+    last_element = element;
+    base::Store(positions + 2 * kept, positions_[i]);
+    base::Store(old_values + kept * sizeof(Unit), before);
+    base::Store(&values_[kept * sizeof(Unit)], after);
+    base::Store(at, after);
+    ++kept;
   }
+  if (kept == 0) {
+    records.resize(start);
+    return 0;
+  }
+  const bool whole = kept * (2 + 2 * sizeof(Unit)) > 2 * block.size();
+  const std::size_t units = whole ? block.size() / sizeof(Unit) : kept;
+  if (whole) {
+    std::vector<std::byte> before(block.begin(), block.end());
+    for (std::size_t i = 0; i < kept; ++i) {
+      const std::size_t position = Load<std::uint16_t>(positions + 2 * i);
+      std::memcpy(&before[position * sizeof(Unit)], old_values + i * sizeof(Unit), sizeof(Unit));
+    }
+    records.resize(start + kHeadBytes + 2 * block.size());
+    std::memcpy(&records[start + kHeadBytes], before.data(), block.size());
+    std::memcpy(&records[start + kHeadBytes + block.size()], block.data(), block.size());
+  } else {
+    std::memmove(positions + 2 * kept, old_values, kept * sizeof(Unit));
+    std::memcpy(positions + kept * (2 + sizeof(Unit)), values_.data(), kept * sizeof(Unit));
+    records.resize(start + kHeadBytes + kept * (2 + 2 * sizeof(Unit)));
+  }
+  std::byte* const head = records.data() + start;
+  base::Store(head, offset);
+  base::Store(head + 8, static_cast<std::uint32_t>(units));
+  base::Store(head + 12, static_cast<std::uint8_t>(sizeof(Unit)));
+  base::Store(head + 13, static_cast<std::uint8_t>(whole));
+  base::Store(head + 14, std::uint16_t{0});
+  return elements;
 }
 
-base::Result<BlockRecord> BlockRecord::Read(MutableByteSpan records) {
-  const auto cut = [] { return base::Fail(base::Code::kInternal, "a change record is cut short"); };
-  if (records.size() < kHeadBytes) return cut();
+std::uint64_t BlockPatch::Apply(MutableByteSpan block, std::uint64_t offset,
+                                std::size_t element_bytes, std::vector<std::byte>& records) {
+  if (count_ == 0) return 0;
+  return unit_bytes_ == 1 ? ApplyUnits<std::uint8_t>(block, offset, element_bytes, records)
+                          : ApplyUnits<std::uint16_t>(block, offset, element_bytes, records);
+}
+
+base::Result<BlockRecord> BlockRecord::Read(ByteSpan records) {
+  if (records.size() < kHeadBytes) return Corrupt("is cut short");
   BlockRecord record;
   record.block_offset_ = Load<std::uint64_t>(records.data());
   const std::size_t count = Load<std::uint32_t>(&records[8]);
-  record.unit_bytes_ = static_cast<std::size_t>(records[12]);
-  record.kind_ = static_cast<BlockPatch::Kind>(records[13]);
-  record.whole_ = records[14] != std::byte{0};
+  record.unit_bytes_ = Load<std::uint8_t>(&records[12]);
+  const auto whole = Load<std::uint8_t>(&records[13]);
+  if (record.unit_bytes_ != 1 && record.unit_bytes_ != 2) return Corrupt("has odd units");
+  if (whole > 1 || count == 0 || count * record.unit_bytes_ > kBlockBytes ||
+      record.block_offset_ % kBlockBytes != 0) {
+    return Corrupt("is no record of a block");
+  }
+  record.whole_ = whole != 0;
   const std::size_t positions = record.whole_ ? 0 : 2 * count;
   const std::size_t values = count * record.unit_bytes_;
-  record.record_bytes_ = kHeadBytes + positions + values;
-  if (count == 0 || records.size() < record.record_bytes_) return cut();
+  record.record_bytes_ = kHeadBytes + positions + 2 * values;
+  if (records.size() < record.record_bytes_) return Corrupt("is cut short");
   record.positions_ = records.subspan(kHeadBytes, positions);
-  record.values_ = records.subspan(kHeadBytes + positions, values);
+  record.old_values_ = records.subspan(kHeadBytes + positions, values);
+  record.new_values_ = records.subspan(kHeadBytes + positions + values, values);
   if (record.whole_) {
     record.end_byte_ = values;
-  } else {
-    const auto at = [&](std::size_t i) {
-      return Load<std::uint16_t>(&record.positions_[2 * i]) * record.unit_bytes_;
-    };
-    record.first_byte_ = at(0);
-    record.end_byte_ = at(count - 1) + record.unit_bytes_;
+    return record;
   }
+  std::size_t next = 0;  // first unit that the next position may name
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t position = Load<std::uint16_t>(&record.positions_[2 * i]);
+    if (position < next || (position + 1) * record.unit_bytes_ > kBlockBytes) {
+      return Corrupt("has positions out of order");
+    }
+    next = position + 1;
+  }
+  record.first_byte_ = Load<std::uint16_t>(record.positions_.data()) * record.unit_bytes_;
+  record.end_byte_ = next * record.unit_bytes_;
   return record;
 }
 
-void BlockRecord::Apply(MutableByteSpan bytes) const {
-  if (kind_ == BlockPatch::Kind::kXor) {  // its own way back, so nothing has to be taken over
-    (unit_bytes_ == 1
-         ? ExchangeXor<std::uint8_t>
-         : ExchangeXor<std::uint16_t>)(positions_, values_, first_byte_, bytes.data(), unit_bytes_);
+void BlockRecord::Write(Side side, MutableByteSpan bytes) const {
+  const ByteSpan values = side == Side::kOld ? old_values_ : new_values_;
+  if (whole_) {
+    std::ranges::copy(values, bytes.begin());
     return;
   }
-  ForEachUnit<std::uint8_t>(
-      positions_, values_, first_byte_, bytes.data(),
-      [](std::byte* at, const std::byte* value, std::size_t) { *at = *value; });
-}
-
-std::uint64_t BlockRecord::Exchange(MutableByteSpan bytes, std::size_t element_bytes) {
-  if (kind_ == BlockPatch::Kind::kXor) {
-    return (unit_bytes_ == 1 ? ExchangeXor<std::uint8_t>
-                             : ExchangeXor<std::uint16_t>)(positions_, values_, first_byte_,
-                                                           bytes.data(), element_bytes);
+  const auto write = [&]<typename Unit>(Unit) {
+    for (std::size_t i = 0; i < values.size() / sizeof(Unit); ++i) {
+      const std::size_t unit = Load<std::uint16_t>(&positions_[2 * i]);
+      std::memcpy(&bytes[unit * sizeof(Unit) - first_byte_], &values[i * sizeof(Unit)],
+                  sizeof(Unit));
+    }
+  };
+  if (unit_bytes_ == 1) {
+    write(std::uint8_t{});
+  } else {
+    write(std::uint16_t{});
   }
-  ElementCounter counter(element_bytes);
-  ForEachUnit<std::uint8_t>(positions_, values_, first_byte_, bytes.data(),
-                            [&](std::byte* at, std::byte* value, std::size_t unit) {
-                              if (*at != *value) counter.Add(unit);
-                              std::swap(*at, *value);
-                            });
-  return counter.count();
 }
 
 }  // namespace syncline::delta

@@ -1,5 +1,5 @@
-// What a delta does to one block of a tensor, in a form that is small enough to keep for every
-// block of a step.
+// What a delta does to one block of a tensor, and the record of it that a journal keeps: the old
+// and the new values, so that the block can be put forwards and back from any state in between.
 #pragma once
 
 #include <cstdint>
@@ -35,13 +35,18 @@ class BlockPatch {
     ++count_;
   }
 
-  // Appends a record of what was collected for the block that starts at `offset` of its tensor:
-  // sparse, or where that would be larger, the xor image whole. Nothing is appended for an
-  // untouched block.
-  void AppendRecord(std::uint64_t offset, std::size_t block_bytes,
-                    std::vector<std::byte>& records) const;
+  // Puts `block`, which starts at `offset` of its tensor, from old to new and appends the record of
+  // what changed: sparse, or where that would be larger, both images whole. Units that are new
+  // already are left out; nothing is appended for a block without a change. Returns how many
+  // elements of element_bytes differ.
+  std::uint64_t Apply(base::MutableByteSpan block, std::uint64_t offset, std::size_t element_bytes,
+                      std::vector<std::byte>& records);
 
  private:
+  template <typename Unit>
+  std::uint64_t ApplyUnits(base::MutableByteSpan block, std::uint64_t offset,
+                           std::size_t element_bytes, std::vector<std::byte>& records);
+
   Kind kind_;
   std::size_t unit_bytes_;
   std::size_t count_ = 0;
@@ -49,23 +54,24 @@ class BlockPatch {
   std::vector<std::byte> values_;
 };
 
-// One record as AppendRecord wrote it, a view of its memory.
+enum class Side : std::uint8_t { kOld, kNew };
+
+// One record as BlockPatch::Apply wrote it (layout: docs/format.md), a view of its memory.
 class BlockRecord {
  public:
-  // The record at the start of `records`; kInternal if it is cut short.
-  static base::Result<BlockRecord> Read(base::MutableByteSpan records);
+  // The record at the start of `records`; kCorrupt if it is cut short or does not follow the
+  // layout.
+  static base::Result<BlockRecord> Read(base::ByteSpan records);
 
   std::size_t record_bytes() const { return record_bytes_; }
   // The bytes of the tensor that it touches lie in [begin, end).
   std::uint64_t begin() const { return block_offset_ + first_byte_; }
   std::uint64_t end() const { return block_offset_ + end_byte_; }
+  // Does it hold every byte between them?
+  bool whole() const { return whole_; }
 
-  // Both take the image of [begin(), end()).
-  // From old to new; the record stays as it is.
-  void Apply(base::MutableByteSpan bytes) const;
-  // From old to new, while the record takes the old values: the next Exchange goes back. Returns
-  // how many elements of element_bytes differ.
-  std::uint64_t Exchange(base::MutableByteSpan bytes, std::size_t element_bytes);
+  // Puts the old or the new values into the image of [begin(), end()); whatever was there before.
+  void Write(Side side, base::MutableByteSpan bytes) const;
 
  private:
   std::uint64_t block_offset_ = 0;
@@ -73,10 +79,10 @@ class BlockRecord {
   std::size_t first_byte_ = 0;  // in the block
   std::size_t end_byte_ = 0;
   std::size_t unit_bytes_ = 1;
-  BlockPatch::Kind kind_ = BlockPatch::Kind::kXor;
   bool whole_ = false;
-  base::ByteSpan positions_;  // u16 each; empty for a whole image
-  base::MutableByteSpan values_;
+  base::ByteSpan positions_;  // u16 each; empty for whole images
+  base::ByteSpan old_values_;
+  base::ByteSpan new_values_;
 };
 
 }  // namespace syncline::delta

@@ -57,36 +57,34 @@ Encoded Encode(Encoding encoding, ByteSpan old_bytes, ByteSpan new_bytes, std::u
   return encoded;
 }
 
-// The records of a frame.
-Result<Bytes> ReadRecords(Encoding encoding, ByteSpan frame, std::uint64_t tensor_bytes,
-                          std::uint32_t unit) {
-  SYNCLINE_ASSIGN(const auto patch, OpenPatch(encoding, frame, tensor_bytes, DtypeOf(unit)));
+// The tensor that a frame makes of old_bytes, and the records of the way there.
+struct Patched {
+  Bytes tensor;
   Bytes records;
+  std::uint64_t elements = 0;
+};
+Result<Patched> Patch(Encoding encoding, ByteSpan frame, ByteSpan old_bytes, std::uint32_t unit) {
+  Patched patched{.tensor = Bytes(old_bytes.begin(), old_bytes.end())};
+  SYNCLINE_ASSIGN(const auto patch, OpenPatch(encoding, frame, old_bytes.size(), DtypeOf(unit)));
   BlockPatch block = patch->MakeBlock();
-  for (std::uint64_t at = 0; at < tensor_bytes; at += kBlockBytes) {
-    const std::size_t size = std::min<std::uint64_t>(kBlockBytes, tensor_bytes - at);
+  for (std::uint64_t at = 0; at < old_bytes.size(); at += kBlockBytes) {
+    const std::size_t size = std::min<std::uint64_t>(kBlockBytes, old_bytes.size() - at);
     SYNCLINE_TRY(patch->Next(size, block));
-    block.AppendRecord(at, size, records);
+    patched.elements +=
+        block.Apply(std::span(patched.tensor).subspan(at, size), at, unit, patched.records);
   }
   SYNCLINE_TRY(patch->Finish());
-  return records;
+  return patched;
 }
 
-template <typename Visit>
-void ForEachRecord(Bytes& records, Bytes& tensor, const Visit& visit) {
+void WriteRecords(const Bytes& records, Side side, Bytes& tensor) {
   for (std::size_t at = 0; at < records.size();) {
-    ASSERT_OK_AND_ASSIGN(BlockRecord record, BlockRecord::Read(std::span(records).subspan(at)));
-    visit(record, std::span(tensor).subspan(record.begin(), record.end() - record.begin()));
+    ASSERT_OK_AND_ASSIGN(const BlockRecord record,
+                         BlockRecord::Read(std::span(records).subspan(at)));
+    ASSERT_LE(record.end(), tensor.size());
+    record.Write(side, std::span(tensor).subspan(record.begin(), record.end() - record.begin()));
     at += record.record_bytes();
   }
-}
-
-Result<Bytes> Apply(Encoding encoding, ByteSpan frame, ByteSpan old_bytes, std::uint32_t unit) {
-  Bytes tensor(old_bytes.begin(), old_bytes.end());
-  SYNCLINE_ASSIGN(Bytes records, ReadRecords(encoding, frame, tensor.size(), unit));
-  ForEachRecord(records, tensor,
-                [](const BlockRecord& record, std::span<std::byte> bytes) { record.Apply(bytes); });
-  return tensor;
 }
 
 std::uint64_t CountUnits(ByteSpan a, ByteSpan b, std::size_t unit) {
@@ -119,18 +117,17 @@ void CheckPair(Encoding encoding, const Pair& pair, std::uint32_t unit) {
   const Encoded encoded = Encode(encoding, pair.old_bytes, pair.new_bytes, unit);
   ASSERT_EQ(encoded.changed_elements, CountUnits(pair.old_bytes, pair.new_bytes, unit));
   if (encoded.changed_elements == 0) return;
-  ASSERT_OK_AND_ASSIGN(const Bytes applied, Apply(encoding, encoded.frame, pair.old_bytes, unit));
-  ASSERT_TRUE(applied == pair.new_bytes);
-  ASSERT_OK_AND_ASSIGN(Bytes records,
-                       ReadRecords(encoding, encoded.frame, pair.old_bytes.size(), unit));
+  ASSERT_OK_AND_ASSIGN(const Patched patched, Patch(encoding, encoded.frame, pair.old_bytes, unit));
+  ASSERT_TRUE(patched.tensor == pair.new_bytes);
+  ASSERT_EQ(patched.elements, encoded.changed_elements);
+  // From either side, and from any mixture of both.
   Bytes image = pair.old_bytes;
-  for (const Bytes* goal : {&pair.new_bytes, &pair.old_bytes, &pair.new_bytes, &pair.old_bytes}) {
-    std::uint64_t elements = 0;
-    ForEachRecord(records, image, [&](BlockRecord& record, std::span<std::byte> bytes) {
-      elements += record.Exchange(bytes, unit);
-    });
-    ASSERT_TRUE(image == *goal);
-    ASSERT_EQ(elements, encoded.changed_elements);
+  for (std::size_t i = 0; i < image.size(); i += 3) image[i] = pair.new_bytes[i];
+  for (int round = 0; round < 2; ++round) {
+    WriteRecords(patched.records, Side::kNew, image);
+    ASSERT_TRUE(image == pair.new_bytes);
+    WriteRecords(patched.records, Side::kOld, image);
+    ASSERT_TRUE(image == pair.old_bytes);
   }
   encoded.lines.Copy(pair.new_bytes, image, 0, image.size());
   ASSERT_TRUE(image == pair.new_bytes);
@@ -208,17 +205,17 @@ TEST_P(DeltaTest, AnyDamageIsAnErrorOrAnotherTensorButNeverACrash) {
   const Pair pair = MakePair(3000, 0.1, 2, 5);
   const Encoded encoded = Encode(GetParam(), pair.old_bytes, pair.new_bytes, 2);
   for (std::size_t size = 0; size < encoded.frame.size(); ++size) {
-    EXPECT_ERROR(Apply(GetParam(), ByteSpan(encoded.frame).first(size), pair.old_bytes, 2),
+    EXPECT_ERROR(Patch(GetParam(), ByteSpan(encoded.frame).first(size), pair.old_bytes, 2),
                  Code::kCorrupt, "");
   }
   Bytes longer = encoded.frame;
   longer.push_back(std::byte{0});
-  EXPECT_ERROR(Apply(GetParam(), longer, pair.old_bytes, 2), Code::kCorrupt, "1 bytes follow");
+  EXPECT_ERROR(Patch(GetParam(), longer, pair.old_bytes, 2), Code::kCorrupt, "1 bytes follow");
   for (std::size_t at = 0; at < encoded.frame.size(); ++at) {
     for (const int bit : {0, 3, 7}) {
       Bytes damaged = encoded.frame;
       damaged[at] ^= static_cast<std::byte>(1 << bit);
-      (void)Apply(GetParam(), damaged, pair.old_bytes, 2);
+      (void)Patch(GetParam(), damaged, pair.old_bytes, 2);
       (void)CheckFrame(GetParam(), damaged);
     }
   }
@@ -228,7 +225,7 @@ TEST_P(DeltaTest, FramesOfAnotherTensorAreRefused) {
   const Pair pair = MakePair(3000, 1.0, 2, 5);
   const Encoded encoded = Encode(GetParam(), pair.old_bytes, pair.new_bytes, 2);
   const Bytes smaller(2000);
-  EXPECT_ERROR(Apply(GetParam(), encoded.frame, smaller, 2), Code::kCorrupt,
+  EXPECT_ERROR(Patch(GetParam(), encoded.frame, smaller, 2), Code::kCorrupt,
                GetParam() == Encoding::kXor ? "decompresses to 3000 bytes, expected 2000" : "");
 }
 
@@ -247,7 +244,7 @@ Bytes OverwriteContent(const std::vector<std::uint32_t>& numbers, std::size_t va
 TEST(OverwriteTest, BadPositionsAndCountsAreNamed) {
   const Bytes tensor(100);
   const auto apply = [&](const std::vector<std::uint32_t>& numbers, std::size_t values) {
-    return Apply(Encoding::kOverwrite, Compress(OverwriteContent(numbers, values)), tensor, 1);
+    return Patch(Encoding::kOverwrite, Compress(OverwriteContent(numbers, values)), tensor, 1);
   };
   EXPECT_OK(apply({2, 0, 99}, 2));
   EXPECT_OK(apply({0}, 0));
@@ -296,20 +293,21 @@ TEST(XorTest, ContentBeyondTheTensorIsRefusedWithinABlock) {
     bytes.push_back(std::byte{7});
     return bytes;
   };
-  EXPECT_OK(ReadRecords(Encoding::kXor, frame(1000), 1000, 1));
+  EXPECT_OK(Patch(Encoding::kXor, frame(1000), Bytes(1000), 1));
   for (const std::uint32_t content : {1001U, 17384U}) {
-    EXPECT_ERROR(ReadRecords(Encoding::kXor, frame(content), 1000, 1), Code::kCorrupt, "more than");
+    EXPECT_ERROR(Patch(Encoding::kXor, frame(content), Bytes(1000), 1), Code::kCorrupt,
+                 "more than");
   }
-  EXPECT_ERROR(ReadRecords(Encoding::kXor, frame(999), 1000, 1), Code::kCorrupt, "ends after 999");
+  EXPECT_ERROR(Patch(Encoding::kXor, frame(999), Bytes(1000), 1), Code::kCorrupt, "ends after 999");
 }
 
 TEST(XorTest, FramesOfTheLibraryItselfAreRead) {
   const Pair pair = MakePair(1'000'000, 0.02, 2, 4);
   Bytes image(pair.old_bytes.size());
   for (std::size_t i = 0; i < image.size(); ++i) image[i] = pair.old_bytes[i] ^ pair.new_bytes[i];
-  ASSERT_OK_AND_ASSIGN(const Bytes applied,
-                       Apply(Encoding::kXor, Compress(image), pair.old_bytes, 2));
-  EXPECT_TRUE(applied == pair.new_bytes);
+  ASSERT_OK_AND_ASSIGN(const Patched applied,
+                       Patch(Encoding::kXor, Compress(image), pair.old_bytes, 2));
+  EXPECT_TRUE(applied.tensor == pair.new_bytes);
 }
 
 }  // namespace

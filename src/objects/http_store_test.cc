@@ -228,6 +228,8 @@ TEST(HttpStore, ContentLengthBeyondTheObject) {
 TEST(HttpStore, RangesThatLie) {
   const std::pair<const char*, const char*> cases[] = {
       {"Content-Range: bytes 11-20/1000\r\nContent-Length: 10\r\n", "Content-Range 'bytes 11-20"},
+      {"Content-Range: bytes 9-18/1000\r\nContent-Length: 10\r\n", "Content-Range 'bytes 9-18"},
+      {"Content-Range: bytes 12-19/1000\r\nContent-Length: 8\r\n", "Content-Range 'bytes 12-19"},
       {"Content-Range: bytes 10-29/1000\r\nContent-Length: 20\r\n", "Content-Range 'bytes 10-29"},
       {"Content-Range: bytes 10-19/15\r\nContent-Length: 10\r\n", "Content-Range 'bytes 10-19/15"},
       {"Content-Range: bytes 10-19/1000\r\nContent-Length: 9\r\n", "Content-Length says 9"},

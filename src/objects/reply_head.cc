@@ -111,6 +111,7 @@ Failure StatusFailure(const ReplyHead& head, std::string_view what, std::string_
                                       detail.empty() ? "" : ", ", detail);
   failure.may_pass = StatusMayPass(head.status);
   failure.outcome_unknown = head.status >= 500;
+  failure.status = head.status;
   if (const std::string* after = head.Header("retry-after")) {
     failure.retry_after = ParseRetryAfter(*after, static_cast<double>(std::time(nullptr)));
   }

@@ -20,6 +20,7 @@ struct Failure {
   // The request may have been carried out although no good reply came.
   bool outcome_unknown = false;
   std::optional<double> retry_after;  // seconds that the server asked us to wait
+  int status = 0;                     // of the reply; 0: none came
 };
 
 template <typename T>

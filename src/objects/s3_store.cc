@@ -17,7 +17,10 @@ using base::Fail;
 using base::Result;
 using base::Status;
 
-constexpr std::uint64_t kMaxPage = 32 << 20;  // 1000 keys of 1 KiB, percent-encoded, many times
+constexpr std::uint64_t kMaxPage = 8 << 20;  // twice 1000 keys of 1 KiB, percent-encoded
+// So that a server that always has another page comes to an end.
+constexpr std::size_t kMaxPages = 100'000;
+constexpr std::size_t kMaxListed = 5'000'000;
 
 class S3Store final : public RemoteStore {
  public:
@@ -95,7 +98,7 @@ Result<std::vector<ObjectInfo>> S3Store::List(const std::string& prefix, bool fo
   SYNCLINE_TRY(CheckPrefix(url(), prefix, folders_only));
   std::vector<ObjectInfo> found;
   std::string token;
-  while (true) {
+  for (std::size_t pages = 0; pages < kMaxPages && found.size() <= kMaxListed; ++pages) {
     S3Bucket::Pairs query = {
         {"encoding-type", "url"}, {"list-type", "2"}, {"prefix", bucket_.prefix() + prefix}};
     if (folders_only) query.emplace_back("delimiter", "/");
@@ -103,15 +106,18 @@ Result<std::vector<ObjectInfo>> S3Store::List(const std::string& prefix, bool fo
     SYNCLINE_ASSIGN(ListPage page, ListOne(query, cancel));
     const std::string next = page.next;
     SYNCLINE_TRY(AddPage(std::move(page), folders_only, found));
-    if (next.empty()) break;
+    if (next.empty()) {
+      std::ranges::sort(found, {}, &ObjectInfo::key);
+      return found;
+    }
     if (next == token) {
       return Fail(Code::kCorrupt,
                   fmt::format("GET {} (list): the server gives the same page again", url()));
     }
     token = next;
   }
-  std::ranges::sort(found, {}, &ObjectInfo::key);
-  return found;
+  return Fail(Code::kLimitExceeded, fmt::format("GET {} (list): more than {} objects or {} pages",
+                                                url(), kMaxListed, kMaxPages));
 }
 
 Status S3Store::Put(const std::string& key, base::File& from,
@@ -134,16 +140,16 @@ Status S3Store::PutText(const std::string& key, std::string_view text, bool if_a
   SYNCLINE_TRY(WithRetries(settings().retry_seconds, cancel, [&] {
     Request request = bucket_.MakeRequest("PUT", key, {}, headers, hash);
     request.text = text;
+    request.send_once = if_absent;
     Tried<Reply> reply = Send(request, nullptr, cancel);
     if (reply || !if_absent) return reply;
     base::Error& error = reply.error().error;
     if (error.code == Code::kOutOfOrder) {  // 412
       // Is it ours, from the try before? Then it is written.
-      if (unknown && ReadText(key, text.size(), cancel).value_or("") == text) {
-        return Tried<Reply>();
-      }
+      const auto there = unknown ? ReadText(key, text.size(), cancel) : Result<std::string>();
+      if (unknown && there && *there == text) return Tried<Reply>();
       error = {Code::kAlreadyExists, Name(key) + " is there already"};
-    } else if (error.code == Code::kIncompatible) {
+    } else if (reply.error().status == 501) {
       error.message +=
           "; the server does not support PUT with If-None-Match, which is needed to "
           "write only what is not there";

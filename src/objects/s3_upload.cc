@@ -66,7 +66,8 @@ Status S3Upload::RunParts(std::uint64_t bytes) {
 
 Result<std::string> S3Upload::Begin() {
   return WithRetries(settings_.retry_seconds, cancel_, [&]() -> Tried<std::string> {
-    const Request request = bucket_.MakeRequest("POST", key_, {{"uploads", ""}}, {}, Sha256Hex(""));
+    Request request = bucket_.MakeRequest("POST", key_, {{"uploads", ""}}, {}, Sha256Hex(""));
+    request.send_once = true;
     TextReceiver receiver(request.What(), kMaxReply);
     const auto reply = send_(request, &receiver);
     if (!reply) return std::unexpected(reply.error());
@@ -122,6 +123,7 @@ Status S3Upload::Complete(const std::string& upload, const std::vector<std::stri
 Tried<void> S3Upload::TryComplete(const std::string& upload, const std::string& body) {
   Request request = bucket_.MakeRequest("POST", key_, {{"uploadId", upload}}, {}, Sha256Hex(body));
   request.text = body;
+  request.send_once = true;
   TextReceiver receiver(request.What(), kMaxReply);
   const auto reply = send_(request, &receiver);
   if (!reply) return std::unexpected(reply.error());

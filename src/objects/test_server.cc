@@ -6,12 +6,12 @@
 #include <openssl/ssl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <optional>
 
 #include "base/file.h"
@@ -40,8 +40,9 @@ bool TestConnection::Reply(int status, std::string_view headers, std::string_vie
 
 class TestServer::Connection final : public TestConnection {
  public:
-  Connection(int socket, SSL_CTX* tls, const std::atomic<bool>& stopping)
-      : socket_(socket), stopping_(stopping) {
+  Connection(int socket, SSL_CTX* tls, const std::atomic<bool>& stopping,
+             std::atomic<int>& drop_bodies)
+      : socket_(socket), stopping_(stopping), drop_bodies_(drop_bodies) {
     if (tls == nullptr) return;
     ssl_ = SSL_new(tls);
     SSL_set_fd(ssl_, socket);
@@ -102,6 +103,10 @@ class TestServer::Connection final : public TestConnection {
     std::size_t size = 0;
     const std::string length = request.Header("content-length");
     std::from_chars(length.data(), length.data() + length.size(), size);
+    if (size > 0 && drop_bodies_ > 0) {
+      --drop_bodies_;
+      return std::nullopt;
+    }
     while (buffer_.size() < size) {
       if (!Fill()) return std::nullopt;
     }
@@ -123,6 +128,7 @@ class TestServer::Connection final : public TestConnection {
 
   int socket_;
   const std::atomic<bool>& stopping_;
+  std::atomic<int>& drop_bodies_;
   SSL* ssl_ = nullptr;
   bool broken_ = false;
   std::string buffer_;
@@ -130,6 +136,13 @@ class TestServer::Connection final : public TestConnection {
 
 TestServer::TestServer(TestHandler handler, const TestCertificate* certificate)
     : handler_(std::move(handler)), certificate_(certificate) {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    for (const char* proxy :
+         {"http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"}) {
+      unsetenv(proxy);
+    }
+  });
   listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -138,7 +151,7 @@ TestServer::TestServer(TestHandler handler, const TestCertificate* certificate)
   socklen_t size = sizeof(address);
   if (bind(listener_, generic, size) != 0 || listen(listener_, 64) != 0 ||
       getsockname(listener_, generic, &size) != 0) {
-    std::abort();  // no loopback: no test can run
+    abort();  // no loopback: no test can run
   }
   port_ = ntohs(address.sin_port);
   acceptor_ = std::thread([this] { Accept(); });
@@ -191,7 +204,7 @@ void TestServer::Serve(int socket) {
   pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
   {
     Connection connection(socket, certificate_ == nullptr ? nullptr : certificate_->context(),
-                          stopping_);
+                          stopping_, drop_bodies_);
     while (!connection.broken()) {
       const std::optional<TestRequest> request = connection.Read();
       if (!request) break;

@@ -57,6 +57,8 @@ class TestServer {
   std::uint16_t port() const { return port_; }
   std::vector<TestRequest> requests() const;  // so far, in the order of their ends
   std::size_t connections() const;            // accepted so far
+  // So many requests with a body from now on lose their connection before the body is read.
+  void DropBodies(int count) { drop_bodies_ = count; }
 
  private:
   class Connection;
@@ -68,6 +70,7 @@ class TestServer {
   int listener_ = -1;
   std::uint16_t port_ = 0;
   std::atomic<bool> stopping_ = false;
+  std::atomic<int> drop_bodies_ = 0;
   mutable std::mutex mutex_;
   std::vector<TestRequest> requests_;  // guarded by mutex_
   std::vector<int> sockets_;           // guarded by mutex_; open ones

@@ -23,6 +23,8 @@
 
 namespace syncline::objects {
 
+class CurlHandle;
+
 struct Request {
   std::string method = "GET";
   Url url;  // a user in it is sent as basic authentication, but not to another place
@@ -40,6 +42,9 @@ struct Request {
   // Whether to go where a 301, 302, 303, 307 or 308 says (GET and HEAD only, at most 5 times, never
   // from https to http).
   bool follow_redirects = false;
+  // Over a new connection. libcurl by itself sends a request again if a kept connection turns out
+  // to be dead, also where the server may have carried it out: its caller would never know.
+  bool send_once = false;
 
   // For messages: "GET https://host/key".
   std::string What() const { return method + " " + (shown.empty() ? url.Shown() : shown); }
@@ -75,14 +80,12 @@ class Client {
   Tried<Reply> Send(const Request& request, Receiver* receiver, const base::CancelToken* cancel);
 
  private:
-  class Handle;
-  class Exchange;
-  std::unique_ptr<Handle> Take();
-  void Give(std::unique_ptr<Handle> handle);
+  std::unique_ptr<CurlHandle> Take();
+  void Give(std::unique_ptr<CurlHandle> handle);
 
   Settings settings_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Handle>> idle_;  // guarded by mutex_
+  std::vector<std::unique_ptr<CurlHandle>> idle_;  // guarded by mutex_
 };
 
 // A body as text, of at most `limit` bytes: kLimitExceeded beyond it, before it is read where the

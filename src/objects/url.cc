@@ -126,14 +126,20 @@ base::Result<Url> ParseUrl(std::string_view text) {
 }
 
 std::string Redact(std::string_view text) {
-  text = text.substr(0, text.find_first_of("?#"));
   const std::size_t scheme = text.find("://");
-  if (scheme == std::string_view::npos) return std::string(text);
-  const std::size_t begin = scheme + 3;
-  // A password may hold a '/' that should have been encoded: better to show too little.
-  const std::size_t at = text.rfind('@');
-  if (at == std::string_view::npos || at < begin) return std::string(text);
-  return fmt::format("{}{}", text.substr(0, begin), text.substr(at + 1));
+  const std::string_view cut = text.substr(0, text.find_first_of("?#"));
+  if (scheme == std::string_view::npos || cut.size() < scheme + 3) return std::string(cut);
+  const std::string_view begin = text.substr(0, scheme + 3);
+  const std::string_view rest = cut.substr(begin.size());
+  // A password may hold a '/', '?' or '#' that should have been encoded: better to show too little.
+  const std::size_t at = rest.rfind('@');
+  if (at != std::string_view::npos) return fmt::format("{}{}", begin, rest.substr(at + 1));
+  std::string_view authority = rest.substr(0, rest.find('/'));
+  std::uint16_t port = 0;
+  if (text.find('@') != std::string_view::npos && !TakePort(authority, port)) {
+    return fmt::format("{}…", begin);
+  }
+  return fmt::format("{}{}", begin, rest);
 }
 
 std::string PercentEncode(std::string_view text, bool keep_slash) {

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <cstdint>
+#include <utility>
 
 namespace syncline::objects {
 namespace {
@@ -13,6 +16,7 @@ using base::Result;
 using base::Status;
 
 constexpr int kMaxDepth = 16;
+constexpr int kMaxElements = 100'000;  // a page of a list has 1000 objects of about ten
 constexpr std::string_view kBlanks = " \t\r\n";
 
 bool IsBlank(char c) { return kBlanks.find(c) != std::string_view::npos; }
@@ -140,6 +144,7 @@ class Scanner {
   // From '<' to the end of the element.
   Status Element(XmlElement& element, int depth) {
     if (depth > kMaxDepth) return Bad("nested too deeply");
+    if (++elements_ > kMaxElements) return Bad("too many elements");
     if (Rest().starts_with("<!")) return Bad("a document type");
     if (!Accept("<")) return Bad("expected an element");
     SYNCLINE_ASSIGN(const std::string name, Name());
@@ -175,6 +180,7 @@ class Scanner {
 
   std::string_view text_;
   std::size_t at_ = 0;
+  int elements_ = 0;
 };
 
 }  // namespace

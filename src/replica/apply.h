@@ -1,8 +1,10 @@
-// Takes a replica from one version to the next by a delta, in two steps of which only the second
-// changes anything.
+// Takes a replica from one version to the next by a delta.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "base/file.h"
 #include "base/progress.h"
@@ -17,18 +19,23 @@ struct ApplyCounts {
   std::uint64_t tensors_changed = 0;
   std::uint64_t elements_changed = 0;
   std::uint64_t bytes_read = 0;  // of the version's files
+  std::uint64_t journal_bytes = 0;
+  // If there are any, nothing was applied: these tensors of the replica are not what its head says.
+  std::vector<std::string> damaged;
 };
 
 // Applies `version`, which builds on the version that `head` describes, to the replica whose files
-// `checkpoint` describes; `head` becomes the new one. Nothing has moved after an error, unless it
-// says that the replica must be seeded again (kIo, when putting the old bytes back failed too; then
-// the marker is gone). Errors name version, file and tensor; kChecksumMismatch lists the tensors
-// that would not be as published.
+// `checkpoint` describes; `head` becomes the new one, which holds `to` (its token is drawn here).
+// `before_writing` is called when all is known to be right and the journal is on the device; its
+// error ends the apply. After an error the replica is as it was, unless the error says that putting
+// it back failed; then there is no marker, and the next pull carries the journal out. Errors name
+// version, file and tensor; kChecksumMismatch lists the tensors that would not be as published.
 //
 // The caller holds the lock.
-base::Result<ApplyCounts> ApplyVersion(base::FileSystem& files, const ReplicaState& state,
+base::Result<ApplyCounts> ApplyVersion(const ReplicaState& state,
                                        const checkpoint::Checkpoint& checkpoint,
-                                       const store::Version& version, Head& head,
+                                       const store::Version& version, HeldVersion to, Head& head,
+                                       const std::function<base::Status()>& before_writing,
                                        base::ThreadPool& pool, base::Progress& progress,
                                        const base::CancelToken* cancel);
 

@@ -1,23 +1,30 @@
-// 1. Take the lock; see what the replica holds (nothing, if the marker is missing or the bytes did
-//    not survive a restart).
-// 2. Plan: walk from the target down its bases until the version that is held, a full version, or
-//    version 0. Every version on the way is read and checked; what is missing is named. Nothing has
-//    been changed up to here.
-// 3. Seed, if the plan says so.
-// 4. Apply the deltas, each a transaction of its own (apply.cc).
+// 1. Choose the target; take the lock; choose again, if it is the newest one that is wanted.
+// 2. Recover (recover.h), and repair what is damaged.
+// 3. Plan (plan.h), from manifests and indexes alone. Nothing has been changed up to here.
+// 4. Bring: every file of every version in the plan is fetched and checked, and all deltas' headers
+//    are read.
+// 5. Carry: seed, if the plan says so; apply the deltas, each a transaction of its own (apply.cc).
+//    The journals of the pull before serve undo until now; before the first byte moves its data is
+//    synced (that runs beside step 5's reading), and they go.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
+#include <future>
+#include <memory>
 
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "replica/apply.h"
-#include "replica/hash_tensors.h"
+#include "replica/install.h"
+#include "replica/journals.h"
+#include "replica/plan.h"
+#include "replica/recover.h"
+#include "replica/repair.h"
 #include "replica/replica.h"
 #include "replica/seed.h"
-#include "replica/state.h"
+#include "replica/undo.h"
 #include "store/version.h"
 
 namespace syncline::replica {
@@ -31,71 +38,86 @@ using base::Status;
 using checkpoint::Checkpoint;
 using store::Version;
 
-// What leads to the target.
-struct Plan {
-  bool seed = false;
-  std::string seed_path;
-  std::uint64_t seed_version = 0;
-  bool seed_in_store = false;
-  std::vector<Version> deltas;  // in the order of their use
-};
-
-// "1–9, 12"
-std::string RangesText(const std::vector<std::uint64_t>& numbers) {
-  std::vector<std::string> parts;
-  for (std::size_t i = 0; i < numbers.size();) {
-    std::size_t end = i + 1;
-    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
-    parts.push_back(end - i == 1 ? fmt::format("{}", numbers[i])
-                                 : fmt::format("{}–{}", numbers[i], numbers[end - 1]));
-    i = end;
+// The last pull's journals and files, while the next one begins: gone once it may change something.
+class LastPull {
+ public:
+  static Result<std::unique_ptr<LastPull>> Open(const ReplicaState& state) {
+    auto last = std::make_unique<LastPull>(state);
+    SYNCLINE_ASSIGN(last->journals_, Journals::Open(state));
+    std::vector<std::string> names;
+    for (const StoredJournal& stored : last->journals_.all()) {
+      for (const JournalTensor& tensor : stored.journal.head().tensors) {
+        names.push_back(tensor.file);
+      }
+    }
+    std::ranges::sort(names);
+    names.erase(std::unique(names.begin(), names.end()), names.end());
+    if (!names.empty()) {
+      last->synced_ = std::async(std::launch::async, [&state, names]() -> Status {
+        base::ThreadPool pool(1);
+        return SyncFiles(state.files(), state.directory(), names, pool);
+      });
+    }
+    return last;
   }
-  return fmt::format("{}", fmt::join(parts, ", "));
-}
+  explicit LastPull(const ReplicaState& state) : state_(state) {}
+
+  // What the journals changed is on the device.
+  Status Sync() { return synced_.valid() ? synced_.get() : Status(); }
+
+  Status Forget() {
+    SYNCLINE_TRY(Sync());
+    SYNCLINE_TRY(journals_.RemoveOthers({}));
+    return state_.files().RemoveAll(state_.Path("previous"));
+  }
+
+ private:
+  const ReplicaState& state_;
+  Journals journals_;
+  std::future<Status> synced_;
+};
 
 class Puller {
  public:
-  Puller(FileSystem& files, const std::string& store, const std::string& into,
-         const PullOptions& options)
+  Puller(FileSystem& files, const std::string& into, const PullOptions& options)
       : files_(files),
-        store_(store),
-        state_(files, into),
+        state_(files, into, options.test_boot_id),
         options_(options),
         progress_(options.progress != nullptr ? *options.progress : no_progress_),
         pool_(options.threads) {}
 
-  Result<PullReport> Run() {
+  Result<PullReport> Run(const std::string& store) {
     const auto begin = std::chrono::steady_clock::now();
-    SYNCLINE_ASSIGN(versions_, store::ListVersions(files_, store_));
-    SYNCLINE_ASSIGN(const std::uint64_t target, ChooseTarget());
+    store::SourceOptions source_options = options_.source;
+    source_options.cancel = options_.cancel;
+    SYNCLINE_ASSIGN(source_, store::Source::Open(files_, store, std::move(source_options)));
+    SYNCLINE_TRY(source_->Refresh(options_.version));
+    SYNCLINE_ASSIGN(report_.version, ChooseTarget());
     SYNCLINE_TRY(PrepareDirectory());
     SYNCLINE_ASSIGN(const auto lock, state_.Lock(base::LockMode::kExclusive, options_.cancel));
+    // Another process may have pulled a newer one while this one waited.
+    SYNCLINE_ASSIGN(report_.version, ChooseTarget());
     SYNCLINE_TRY(LookAtReplica());
-    report_.from_version = held_;
-    report_.version = target;
-    if (held_ != target) {
-      SYNCLINE_ASSIGN(const Plan plan, MakePlan(target));
-      SYNCLINE_TRY(Carry(plan));
-    }
+    if (held_) report_.from_version = held_->held.version;
+    SYNCLINE_TRY(Advance(report_.version));
+    (void)files_.RemoveAll(state_.Path("fetch"));
     report_.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return std::move(report_);
   }
 
  private:
-  Result<std::uint64_t> ChooseTarget() const {
-    if (options_.version) {
-      if (*options_.version == 0 || std::ranges::binary_search(versions_, *options_.version)) {
-        return *options_.version;
-      }
-      return Fail(Code::kNotFound,
-                  fmt::format("version {} is not in {}{}", *options_.version, store_,
-                              versions_.empty() ? ", which holds no version"
-                                                : ": it holds " + RangesText(versions_)));
+  Result<std::uint64_t> ChooseTarget() {
+    if (!options_.version) return source_->Latest();
+    if (*options_.version == 0) return 0;
+    SYNCLINE_ASSIGN(const bool there, source_->Has(*options_.version));
+    if (there || !source_->is_directory() || options_.source.wait_seconds.value_or(0) > 0) {
+      return *options_.version;  // if it is missing, the plan waits for it
     }
-    if (!versions_.empty()) return versions_.back();
-    if (!options_.seed.empty()) return 0;
-    return Fail(Code::kNotFound, fmt::format("{} holds no version", store_));
+    SYNCLINE_ASSIGN(const std::vector<std::uint64_t> versions, source_->ListVersions());
+    return Fail(Code::kNotFound,
+                fmt::format("version {} is not in {}{}", *options_.version, source_->url(),
+                            versions.empty() ? "" : "; it holds " + RangesText(versions)));
   }
 
   Status PrepareDirectory() const {
@@ -112,159 +134,202 @@ class Puller {
     return files_.MakeDirectories(state_.Path(""));
   }
 
-  // Step 1: sets held_ and head_.
+  // Step 2: sets held_.
   Status LookAtReplica() {
-    SYNCLINE_TRY(files_.RemoveAll(state_.Path("incoming")));
-    SYNCLINE_TRY(files_.RemoveAll(state_.Path("changes.tmp")));
-    SYNCLINE_ASSIGN(held_, state_.ReadMarker());
-    if (!held_) return {};
-    auto checkpoint = Checkpoint::Open(files_, state_.directory());
-    if (!checkpoint) {
-      const Code code = checkpoint.error().code;
-      // If it merely cannot be read now, that is no proof of damage.
-      if (code != Code::kCorrupt && code != Code::kNotFound) {
-        return std::unexpected(std::move(checkpoint).error());
-      }
-      return Distrust(fmt::format("its files are damaged ({})", checkpoint.error().message));
-    }
-    SYNCLINE_ASSIGN(std::optional<Head> head, state_.ReadHead(*held_));
-    if (!head) return Adopt(*checkpoint);
-    if (head->boot_id != state_.BootId()) {
-      SYNCLINE_ASSIGN(const auto wrong, FindWrongTensors(files_, *checkpoint, *head, pool_,
-                                                         progress_, options_.cancel));
-      if (!wrong.empty()) {
-        return Distrust(fmt::format("{} tensors did not survive a restart of the machine: {}",
-                                    wrong.size(), fmt::join(wrong, ", ")));
-      }
-      head->boot_id = state_.BootId();
-      SYNCLINE_TRY(state_.WriteHead(*head));  // once a restart is enough
-    }
-    head_ = *std::move(head);
+    SYNCLINE_ASSIGN(Held held, Recover(state_, pool_, progress_, options_.cancel));
+    report_.recovered = held.recovered;
+    held_ = std::move(held.head);
+    if (held_ && held.damage.weights()) SYNCLINE_TRY(Heal(std::move(held.damage)));
     return {};
   }
 
-  // The marker stands but means nothing.
-  Status Distrust(std::string_view why) {
+  const std::string& Seed() const {
+    return options_.seed.empty() && held_ ? held_->seed : options_.seed;
+  }
+
+  // Heals what is held, or gives it up: then another checkpoint has to take its place.
+  Status Heal(Damage damage) {
+    const auto repaired = Repair(state_, *held_, std::move(damage), *source_, Seed(), pool_,
+                                 progress_, options_.cancel);
+    if (repaired) {
+      report_.tensors_repaired += repaired->tensors;
+      report_.bytes_read += repaired->bytes_read;
+      return {};
+    }
+    if (repaired.error().code == Code::kCancelled) return std::unexpected(repaired.error());
     base::Log(base::LogLevel::kWarning,
-              fmt::format("{}: version {} is not trusted: {}; seeding again", state_.directory(),
-                          *held_, why));
+              fmt::format("{}: version {} is damaged and could not be healed: {}",
+                          state_.directory(), held_->held.version, repaired.error().message));
+    given_up_seed_ = Seed();
     held_ = std::nullopt;
-    return state_.WithdrawMarker();
+    return {};
   }
 
-  // Another program made or moved this replica: what it holds is what its marker says, so its
-  // hashes are taken now.
-  Status Adopt(const Checkpoint& checkpoint) {
-    progress_.Begin("hash", checkpoint.total_bytes());
-    SYNCLINE_ASSIGN(
-        std::vector<TensorHash> hashes,
-        HashTensors(files_, checkpoint, nullptr, nullptr, pool_, progress_, options_.cancel));
-    head_ = {.version = *held_, .boot_id = state_.BootId()};
-    for (std::size_t i = 0; i < hashes.size(); ++i) {
-      head_.hashes.emplace(checkpoint.tensors()[i].name, std::move(hashes[i]));
+  Status Advance(std::uint64_t target) {
+    if (held_ && target < held_->held.version && target != 0) return GoBack(target);
+    // Target 0 is a reset: what is held does not lead there, unless it is version 0.
+    const HeldVersion* from = held_ && held_->held.version <= target ? &held_->held : nullptr;
+    const std::string seed = Seed().empty() ? given_up_seed_ : Seed();
+    SYNCLINE_ASSIGN(const Plan plan, MakePlan(*source_, target, from, seed));
+    if (plan.kind == Plan::Start::kHeld && plan.deltas.empty()) return {};
+    SYNCLINE_ASSIGN(const std::vector<Version> deltas, Bring(plan));
+    SYNCLINE_ASSIGN(last_, LastPull::Open(state_));
+    if (plan.kind != Plan::Start::kHeld) SYNCLINE_TRY(Reseed(plan));
+    for (std::size_t i = 0; i < deltas.size(); ++i) {
+      SYNCLINE_ASSIGN(const bool applied, Apply(deltas[i], plan.deltas[i]));
+      // What was held is damaged beyond healing, so another start is needed; once.
+      if (!applied) return Advance(target);
+      SYNCLINE_TRY(LimitJournals());
     }
     return {};
   }
 
-  // Step 2.
-  Result<Plan> MakePlan(std::uint64_t target) const {
-    if (held_ && target < *held_ && target != 0) {
-      return Fail(
-          Code::kOutOfOrder,
-          fmt::format("{} is at version {}; going back to {} is not possible: pull version 0 "
-                      "first, which sets it back to the seed",
-                      state_.directory(), *held_, target));
-    }
-    Plan plan;
-    std::uint64_t at = target;
-    while (true) {
-      if (held_ && at == *held_) break;
-      const bool in_store = std::ranges::binary_search(versions_, at);
-      if (at == 0 && !in_store) {
-        if (options_.seed.empty()) {
-          return Fail(
-              Code::kNotFound,
-              fmt::format("version 0 is not in {}: say which checkpoint it is (the seed)", store_));
-        }
-        plan.seed = true;
-        plan.seed_path = options_.seed;
-        break;
-      }
-      if (!in_store) return Missing(at);
-      SYNCLINE_ASSIGN(Version version, store::ReadVersion(files_, store_, at));
-      if (!version.delta) {
-        plan.seed = true;
-        plan.seed_path = version.directory;
-        plan.seed_version = at;
-        plan.seed_in_store = true;
-        break;
-      }
-      at = version.delta->base_version;
-      if (held_ && at < *held_ && version.number > *held_) {
-        return Fail(Code::kOutOfOrder,
-                    fmt::format("out-of-order delta: local at {}, delta {} builds on {}", *held_,
-                                version.number, at));
-      }
-      plan.deltas.push_back(std::move(version));
-    }
-    std::ranges::reverse(plan.deltas);
-    if (plan.seed) {
-      // The seed is read now, so that a bad one is known before anything changes.
-      auto seed = Checkpoint::Open(files_, plan.seed_path);
-      if (!seed) {
-        return Annotate(std::move(seed).error(), fmt::format("version {}", plan.seed_version));
-      }
-    }
-    return plan;
+  // A replica that follows from far behind does not keep more of the way than its own size.
+  Status LimitJournals() {
+    if (journal_bytes_ <= replica_bytes_) return {};
+    SYNCLINE_ASSIGN(const auto last, LastPull::Open(state_));
+    journal_bytes_ = 0;
+    return last->Forget();
   }
 
-  // Version `at` is needed and not there; so are all others down to the nearest one to start from.
-  std::unexpected<base::Error> Missing(std::uint64_t at) const {
-    std::vector<std::uint64_t> missing = {at};
-    while (missing.back() > 1 && missing.back() - 1 != held_ &&
-           !std::ranges::binary_search(versions_, missing.back() - 1)) {
-      missing.push_back(missing.back() - 1);
+  Status GoBack(std::uint64_t target) {
+    SYNCLINE_ASSIGN(const Journals journals, Journals::Open(state_));
+    const auto line = journals.LeadingTo(held_->held.token);
+    const auto first = std::ranges::find_if(line, [&](const StoredJournal* stored) {
+      return stored->journal.head().from.version == target;
+    });
+    if (first == line.end()) {
+      const std::string how = line.empty()
+                                  ? "the last pull cannot be taken back"
+                                  : fmt::format("the last pull can be taken back to version {}",
+                                                line.front()->journal.head().from.version);
+      return Fail(Code::kOutOfOrder,
+                  fmt::format("{} is at version {}; going back to {} is not possible: {}; pull "
+                              "version 0 first, which sets it back to the seed",
+                              state_.directory(), held_->held.version, target, how));
     }
-    std::ranges::reverse(missing);
-    return Fail(Code::kNotFound, fmt::format("the chain is broken: {} lacks versions {}", store_,
-                                             RangesText(missing)));
+    SYNCLINE_ASSIGN(const bool same, IsHeld(*source_, (*first)->journal.head().from, nullptr));
+    if (!same) {
+      return Fail(Code::kOutOfOrder,
+                  fmt::format("version {} of {} is another one than {} held before", target,
+                              source_->url(), state_.directory()));
+    }
+    for (auto stored = line.end(); stored-- != first;) {
+      report_.undone.push_back((*stored)->journal.head().to.version);
+    }
+    return TakeBack(state_, {first, line.end()}, *held_, pool_, progress_);
   }
 
-  // Steps 3 and 4.
-  Status Carry(const Plan& plan) {
-    if (plan.seed) {
-      SYNCLINE_ASSIGN(report_.bytes_read, Seed(files_, state_, plan.seed_path, plan.seed_version,
-                                               pool_, progress_, options_.cancel));
-      report_.seeded = true;
-      if (plan.seed_in_store) report_.seeded_from = plan.seed_version;
-      SYNCLINE_ASSIGN(std::optional<Head> head, state_.ReadHead(plan.seed_version));
-      if (!head) return Fail(Code::kIo, "the head file could not be read back");
-      head_ = *std::move(head);
+  // Step 4.
+  Result<std::vector<Version>> Bring(const Plan& plan) {
+    const std::string spool = state_.Path("fetch");
+    std::vector<Version> deltas;
+    for (const store::Described& described : plan.deltas) {
+      SYNCLINE_ASSIGN(const std::string directory,
+                      source_->Bring(described, store::Part::kVersion, spool, pool_, progress_));
+      SYNCLINE_ASSIGN(Version version,
+                      store::ReadVersion(files_, source_->is_directory() ? source_->path() : spool,
+                                         described.number));
+      deltas.push_back(std::move(version));
     }
-    if (plan.deltas.empty()) return {};
-    SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, state_.directory()));
-    for (const Version& version : plan.deltas) {
-      SYNCLINE_ASSIGN(const ApplyCounts counts,
-                      ApplyVersion(files_, state_, checkpoint, version, head_, pool_, progress_,
-                                   options_.cancel));
-      report_.applied.push_back(version.number);
-      report_.tensors_changed += counts.tensors_changed;
-      report_.elements_changed += counts.elements_changed;
-      report_.bytes_read += counts.bytes_read;
+    if (plan.kind == Plan::Start::kHeld) return deltas;
+    // The start is read now, so that a bad one is known before anything changes.
+    start_directory_ = plan.seed;
+    if (plan.kind != Plan::Start::kSeed) {
+      const store::Part part =
+          plan.kind == Plan::Start::kFullCopy ? store::Part::kFullCopy : store::Part::kVersion;
+      SYNCLINE_ASSIGN(start_directory_, source_->Bring(plan.start, part, spool, pool_, progress_));
     }
+    auto seed = Checkpoint::Open(files_, start_directory_);
+    if (!seed) {
+      return Annotate(std::move(seed).error(), fmt::format("version {}", plan.start_version()));
+    }
+    return deltas;
+  }
+
+  // Step 5.
+  Status Reseed(const Plan& plan) {
+    const bool in_store = plan.kind != Plan::Start::kSeed;
+    SeedOptions options{.to = {.version = plan.start_version()},
+                        .source = source_->url(),
+                        .seed = options_.seed.empty() ? given_up_seed_ : options_.seed,
+                        .consume = in_store && !source_->is_directory()};
+    if (held_ && options.seed.empty()) options.seed = held_->seed;
+    const store::Manifest* expected = nullptr;
+    if (in_store) {
+      options.to.identity = plan.start.identity;
+      if (plan.start.manifest) {
+        options.to.run = plan.start.manifest->manifest.run;
+        expected = &plan.start.manifest->manifest;
+      }
+    }
+    Seeder seeder(state_);
+    SYNCLINE_ASSIGN(const std::uint64_t bytes, seeder.Bring(start_directory_, options, expected,
+                                                            pool_, progress_, options_.cancel));
+    SYNCLINE_TRY(last_->Forget());
+    SYNCLINE_ASSIGN(held_, seeder.Swap());
+    report_.bytes_read += bytes;
+    report_.seeded = true;
+    if (in_store) report_.seeded_from = plan.start.number;
+    last_.reset();
     return {};
+  }
+
+  // False: what is held was damaged, and had to be given up.
+  Result<bool> Apply(const Version& version, const store::Described& described) {
+    const HeldVersion to{
+        .run = described.manifest ? described.manifest->manifest.run : held_->held.run,
+        .identity = described.identity};
+    held_->source = source_->url();
+    if (!options_.seed.empty()) held_->seed = options_.seed;
+    const auto before_writing = [&]() -> Status {
+      if (last_ == nullptr) return {};
+      SYNCLINE_TRY(last_->Forget());
+      last_.reset();
+      return {};
+    };
+    for (int attempt = 0; true; ++attempt) {
+      SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, state_.directory()));
+      SYNCLINE_TRY(Unshare(state_, checkpoint));
+      SYNCLINE_ASSIGN(ApplyCounts counts,
+                      ApplyVersion(state_, checkpoint, version, to, *held_, before_writing, pool_,
+                                   progress_, options_.cancel));
+      if (counts.damaged.empty()) {
+        report_.applied.push_back(version.number);
+        report_.tensors_changed += counts.tensors_changed;
+        report_.elements_changed += counts.elements_changed;
+        report_.bytes_read += counts.bytes_read;
+        journal_bytes_ += counts.journal_bytes;
+        replica_bytes_ = checkpoint.total_bytes();
+        return true;
+      }
+      const std::string names = fmt::format("{}", fmt::join(counts.damaged, ", "));
+      base::Log(base::LogLevel::kWarning,
+                fmt::format("{}: {} of version {} is damaged", state_.directory(), names,
+                            held_->held.version));
+      if (attempt > 0) {
+        return Fail(Code::kChecksumMismatch,
+                    fmt::format("{}: {} is damaged again: is the disk failing?", state_.directory(),
+                                names));
+      }
+      SYNCLINE_TRY(Heal({.tensors = std::move(counts.damaged)}));
+      if (!held_) return false;
+    }
   }
 
   FileSystem& files_;
-  const std::string& store_;
   ReplicaState state_;
   const PullOptions& options_;
   base::Progress no_progress_;
   base::Progress& progress_;
   base::ThreadPool pool_;
-  std::vector<std::uint64_t> versions_;  // of the store
-  std::optional<std::uint64_t> held_;    // version of the replica
-  Head head_;                            // of held_
+  std::unique_ptr<store::Source> source_;
+  std::optional<Head> held_;         // what the replica holds, whole
+  std::string given_up_seed_;        // of what could not be healed
+  std::string start_directory_;      // of the plan's start
+  std::unique_ptr<LastPull> last_;   // until this pull changes something
+  std::uint64_t journal_bytes_ = 0;  // of this pull's journals
+  std::uint64_t replica_bytes_ = 0;
   PullReport report_;
 };
 
@@ -272,8 +337,8 @@ class Puller {
 
 Result<PullReport> Pull(FileSystem& files, const std::string& store, const std::string& into,
                         const PullOptions& options) {
-  Puller puller(files, store, into, options);
-  return puller.Run();
+  Puller puller(files, into, options);
+  return puller.Run(store);
 }
 
 }  // namespace syncline::replica

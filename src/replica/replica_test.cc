@@ -1,6 +1,7 @@
 #include "replica/replica.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <random>
 
@@ -9,7 +10,7 @@
 #include "base/temp_dir.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/writer.h"
-#include "replica/change_log.h"
+#include "replica/changes.h"
 #include "replica/state.h"
 #include "store/publisher.h"
 
@@ -86,9 +87,14 @@ class ReplicaTest : public testing::TestWithParam<Case> {
   }
   Result<PullReport> PullTo(std::uint64_t version) { return PullWith(files, {.version = version}); }
 
+  std::optional<std::uint64_t> MarkerOf() const {
+    const auto marker = ReplicaState(files, into_).ReadMarker();
+    EXPECT_OK(marker);
+    return *marker ? std::optional((*marker)->version) : std::nullopt;
+  }
   // The replica is exactly that version, by its marker and by its bytes.
   void ExpectAt(std::uint64_t version) {
-    EXPECT_EQ(ReplicaState(files, into_).ReadMarker().value(), version);
+    EXPECT_EQ(MarkerOf(), version);
     ASSERT_OK_AND_ASSIGN(const auto mapped, checkpoint::MappedCheckpoint::Open(files, into_));
     for (std::size_t i = 0; i < views_.size(); ++i) {
       const auto* tensor = mapped.checkpoint().Find(views_[i].name);
@@ -106,7 +112,7 @@ class ReplicaTest : public testing::TestWithParam<Case> {
     ASSERT_OK(file->WriteAt(byte, offset));
   }
 
-  const base::TempDir dir_;
+  const base::TempDir dir_{base::TempDir::MemoryFolder()};
   const std::string store_ = dir_ / "store";
   const std::string into_ = dir_ / "replica";
   std::mt19937 random_{7};
@@ -161,13 +167,56 @@ TEST_P(ReplicaTest, BR06_ABrokenChainIsRefusedBeforeAnythingMoves) {
   EXPECT_ERROR(PullTo(9), Code::kNotFound, "it holds 0–2, 5–6");
 }
 
-TEST_P(ReplicaTest, OlderTargets) {
-  PublishUpTo(3);
-  ASSERT_OK(PullTo(3));
-  EXPECT_ERROR(PullTo(2), Code::kOutOfOrder, "is at version 3; going back to 2");
+TEST_P(ReplicaTest, AnOlderTargetIsReachedAsFarAsTheLastPullCanBeTakenBack) {
+  PublishUpTo(5);
+  ASSERT_OK(PullTo(2));
+  ASSERT_OK(PullTo(5));
+  EXPECT_ERROR(PullTo(1), Code::kOutOfOrder,
+               "is at version 5; going back to 1 is not possible: the last pull can be taken back "
+               "to version 2; pull version 0 first");
+  ExpectAt(5);
+  ASSERT_OK_AND_ASSIGN(const PullReport back, PullTo(3));
+  EXPECT_THAT(back.undone, ElementsAre(5, 4));
+  EXPECT_EQ(back.bytes_read, 0U);
   ExpectAt(3);
+  ASSERT_OK(PullTo(4));
+  ExpectAt(4);
   ASSERT_OK(PullTo(0));
   ExpectAt(0);
+}
+
+TEST_P(ReplicaTest, UndoReturnsToTheStateBeforeTheLastPull) {
+  PublishUpTo(4);
+  ASSERT_OK(PullTo(0));
+  EXPECT_ERROR(Undo(files, into_, {}), Code::kNotFound, "nothing to undo");
+  ASSERT_OK(PullTo(1));
+  ASSERT_OK(PullTo(4));
+  ASSERT_OK(PullTo(4));  // changes nothing, so it does not count
+  ASSERT_OK_AND_ASSIGN(const UndoReport report, Undo(files, into_, {}));
+  EXPECT_EQ(report.from_version, 4U);
+  EXPECT_EQ(report.version, 1U);
+  ExpectAt(1);
+  EXPECT_ERROR(Undo(files, into_, {}), Code::kNotFound, "nothing to undo");
+  ASSERT_OK(PullTo(3));
+  ExpectAt(3);
+  EXPECT_ERROR(Undo(files, dir_ / "nowhere", {}), Code::kNotFound, "is no replica");
+}
+
+TEST_P(ReplicaTest, UndoBringsBackWhatAFullVersionReplaced) {
+  PublishUpTo(1);
+  ASSERT_OK(PullTo(1));
+  Step(0.5);
+  ASSERT_OK(publisher_->Publish(std::nullopt, views(), true, progress_));
+  versions_.push_back(bytes_);
+  PublishUpTo(3);
+  ASSERT_OK_AND_ASSIGN(const PullReport report, PullTo(3));
+  EXPECT_EQ(report.seeded_from, 2U);
+  ASSERT_OK_AND_ASSIGN(const UndoReport back, Undo(files, into_, {}));
+  EXPECT_EQ(back.version, 1U);
+  ExpectAt(1);
+  ASSERT_OK_AND_ASSIGN(const UndoReport forth, Undo(files, into_, {}));
+  EXPECT_EQ(forth.version, 3U);
+  ExpectAt(3);
 }
 
 // Each operation that the pull makes on the replica is made to fail, one after the other. Whatever
@@ -199,7 +248,9 @@ TEST_P(ReplicaTest, BR05_AFailureAnywhereLeavesOneVersionWhole) {
   EXPECT_GT(put_back, 3U);
 }
 
-TEST_P(ReplicaTest, WhenPuttingBackFailsTooTheNextPullSeeds) {
+// The disk fails in the middle of the writes and goes on failing: the journal stays, and the next
+// pull completes what was begun.
+TEST_P(ReplicaTest, WhenPuttingBackFailsTooTheNextPullCompletesIt) {
   PublishUpTo(1, 0.02);
   ASSERT_OK(PullTo(0));
   base::FaultyFileSystem faulty(files);
@@ -208,12 +259,17 @@ TEST_P(ReplicaTest, WhenPuttingBackFailsTooTheNextPullSeeds) {
     if (operation != "write" || !path.ends_with("model.safetensors") || writes++ < 1) return {};
     return base::Fail(Code::kIo, "the disk is gone");
   });
-  EXPECT_ERROR(PullWith(faulty), Code::kIo, "must be seeded again");
-  EXPECT_EQ(ReplicaState(files, into_).ReadMarker().value(), std::nullopt);
+  EXPECT_ERROR(PullWith(faulty), Code::kIo, "the next pull completes what was begun");
+  EXPECT_EQ(MarkerOf(), std::nullopt);
   EXPECT_ERROR(Verify(files, into_, {}), Code::kCorrupt, "the last pull did not end");
   ASSERT_OK_AND_ASSIGN(const PullReport next, PullWith(files));
-  EXPECT_TRUE(next.seeded);
+  EXPECT_TRUE(next.recovered);
+  EXPECT_FALSE(next.seeded);
+  EXPECT_TRUE(next.applied.empty());
   ExpectAt(1);
+  ASSERT_OK_AND_ASSIGN(const UndoReport undone, Undo(files, into_, {}));
+  EXPECT_EQ(undone.version, 0U);
+  ExpectAt(0);
 }
 
 TEST_P(ReplicaTest, AFailedSeedKeepsTheOldVersion) {
@@ -232,53 +288,78 @@ TEST_P(ReplicaTest, AFailedSeedKeepsTheOldVersion) {
   ExpectAt(1);
 }
 
-TEST_P(ReplicaTest, ADamagedReplicaIsRefusedByTheHashAndNotTouched) {
-  PublishUpTo(1, 0.001);
-  ASSERT_OK(PullTo(0));
+TEST_P(ReplicaTest, DamageIsFoundAndHealedFromTheStore) {
+  PublishUpTo(2, 0.001);
+  ASSERT_OK(PullTo(1));
   ASSERT_OK_AND_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files, into_));
-  FlipByte(into_ + "/model.safetensors", checkpoint.Find("big")->offset + 1000);
+  const std::string path = into_ + "/model.safetensors";
+  FlipByte(path, checkpoint.Find("big")->offset + 1000);
   EXPECT_ERROR(Verify(files, into_, {}), Code::kChecksumMismatch, "big");
-  const std::string before = base::ReadText(files, into_ + "/model.safetensors", 1 << 30).value();
-  EXPECT_ERROR(PullWith(files), Code::kChecksumMismatch,
-               "version 1: checksum mismatch for 1 tensors: big");
-  EXPECT_EQ(base::ReadText(files, into_ + "/model.safetensors", 1 << 30).value(), before);
-  EXPECT_EQ(ReplicaState(files, into_).ReadMarker().value(), 0U);
+  ASSERT_OK_AND_ASSIGN(const VerifyReport healed, Verify(files, into_, {.repair = true}));
+  EXPECT_EQ(healed.tensors_repaired, 1U);
+  ExpectAt(1);
+  // The pull heals by itself what it finds on its way.
+  FlipByte(path, checkpoint.Find("big")->offset + 1000);
+  ASSERT_OK_AND_ASSIGN(const PullReport report, PullTo(2));
+  EXPECT_EQ(report.tensors_repaired, 1U);
+  EXPECT_FALSE(report.seeded);
+  ExpectAt(2);
+  // Headers too.
+  FlipByte(path, 9);
+  EXPECT_ERROR(Verify(files, into_, {}), Code::kCorrupt, "model.safetensors");
+  ASSERT_OK(Verify(files, into_, {.repair = true}));
+  ExpectAt(2);
 }
 
-// After a restart of the machine (another boot id) nothing is believed that does not have its hash.
-TEST_P(ReplicaTest, AfterARestartBytesAreHashedBeforeTheyAreTrusted) {
-  PublishUpTo(2);
+TEST_P(ReplicaTest, WithoutItsStoreDamageStaysAndIsTold) {
+  PublishUpTo(1, 0.01);
   ASSERT_OK(PullTo(1));
-  const ReplicaState state(files, into_);
-  const auto restart = [&] {
-    Head head = state.ReadHead(1).value().value();
-    EXPECT_EQ(head.boot_id, state.BootId());
-    EXPECT_EQ(head.boot_id.size(), 36U);
-    head.boot_id = "another boot";
-    ASSERT_OK(state.WriteHead(head));
-  };
-  restart();
-  ASSERT_OK(PullTo(1));
-  EXPECT_EQ(state.ReadHead(1).value().value().boot_id, state.BootId());
-  restart();
-  ASSERT_OK_AND_ASSIGN(const PullReport kept, PullTo(2));
-  EXPECT_FALSE(kept.seeded);
-  ExpectAt(2);
-
-  ASSERT_OK(PullTo(0));
-  ASSERT_OK(PullTo(1));
-  restart();
   ASSERT_OK_AND_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files, into_));
   FlipByte(into_ + "/model.safetensors", checkpoint.Find("norm")->offset);
-  ASSERT_OK_AND_ASSIGN(const PullReport again, PullTo(2));
-  EXPECT_TRUE(again.seeded);
-  ExpectAt(2);
+  ASSERT_OK(files.RemoveAll(base::JoinPath(store_, store::VersionName(0))));
+  EXPECT_ERROR(Verify(files, into_, {.repair = true}), Code::kNotFound, "version 0 is not in");
+  EXPECT_EQ(MarkerOf(), std::nullopt);
+}
+
+// After a restart of the machine (another boot id) the journals of the last pull are carried out
+// again: what the device lost comes back.
+TEST_P(ReplicaTest, AfterARestartTheJournalsAreCarriedOutAgain) {
+  PublishUpTo(2);
+  ASSERT_OK(PullTo(0));
+  const std::string path = into_ + "/model.safetensors";
+  const std::string before = base::ReadText(files, path, 1 << 30).value();
+  ASSERT_OK(PullTo(1));
+  const std::string after = base::ReadText(files, path, 1 << 30).value();
+  ASSERT_OK_AND_ASSIGN(const auto file, files.Open(path, base::OpenMode::kReadWrite));
+  for (std::size_t page = 0; page * 4096 < before.size(); page += 2) {
+    const std::string_view old = std::string_view(before).substr(page * 4096, 4096);
+    ASSERT_OK(file->WriteAt(base::AsBytes(old), page * 4096));
+  }
+  ASSERT_OK_AND_ASSIGN(const PullReport report,
+                       PullWith(files, {.version = 1, .test_boot_id = "another boot"}));
+  EXPECT_TRUE(report.recovered);
+  EXPECT_FALSE(report.seeded);
+  EXPECT_EQ(report.tensors_repaired, 0U);
+  EXPECT_TRUE(base::ReadText(files, path, 1 << 30).value() == after);
+  ASSERT_OK_AND_ASSIGN(const PullReport again,
+                       PullWith(files, {.version = 1, .test_boot_id = "another boot"}));
+  EXPECT_FALSE(again.recovered);
+  // What was touched and then lost beyond the journals' reach is found by its hash, and healed.
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files, into_));
+  FlipByte(path, checkpoint.Find("norm")->offset);
+  FlipByte(path, checkpoint.Find("norm")->offset + 1);
+  FlipByte(path, checkpoint.Find("norm")->offset + 2);
+  FlipByte(path, checkpoint.Find("norm")->offset + 3);
+  ASSERT_OK(PullWith(files, {.version = 1, .test_boot_id = "a third boot"}));
+  ExpectAt(1);
 }
 
 TEST_P(ReplicaTest, AReplicaOfAnotherProgramIsTakenOver) {
   PublishUpTo(2);
   ASSERT_OK(PullTo(1));
-  ASSERT_OK(files.Remove(ReplicaState(files, into_).Path("syncline.json")));
+  // Another program brings it to version 1 by itself, say.
+  ASSERT_OK(base::WriteTextAtomically(files, ReplicaState(files, into_).Path("state.json"),
+                                      "{\"version\": \"000001\"}", false));
   ASSERT_OK_AND_ASSIGN(const VerifyReport unknown, Verify(files, into_, {}));
   EXPECT_EQ(unknown.tensors_hashed, 0U);
   ASSERT_OK_AND_ASSIGN(const PullReport report, PullTo(2));
@@ -286,6 +367,109 @@ TEST_P(ReplicaTest, AReplicaOfAnotherProgramIsTakenOver) {
   ExpectAt(2);
   ASSERT_OK_AND_ASSIGN(const VerifyReport known, Verify(files, into_, {}));
   EXPECT_EQ(known.tensors_hashed, views_.size());
+}
+
+// The process is killed at the n-th operation, for every n; the next pull ends at the new version,
+// and never copies the checkpoint again. BR-04, BR-05.
+TEST_P(ReplicaTest, BR05_AKillAtAnyOperationIsRecovered) {
+  PublishUpTo(2, 0.02);
+  const bool large = GetParam().rows > 1000;
+  for (const bool undo : {false, true}) {
+    for (std::uint64_t n = 0; true; n += large ? 23 : 1) {
+      ASSERT_OK(PullTo(0));
+      ASSERT_OK(PullTo(1));
+      if (undo) ASSERT_OK(PullTo(2));
+      const std::uint64_t before = undo ? 2 : 1;
+      base::FaultyFileSystem faulty(files);
+      faulty.KillAt(n);
+      const bool ended = undo ? Undo(faulty, into_, {.threads = 2}).has_value()
+                              : PullWith(faulty, {.version = 2}).has_value();
+      if (faulty.operation_count() <= n) {
+        EXPECT_TRUE(ended);
+        break;
+      }
+      const auto marker = MarkerOf();
+      EXPECT_TRUE(!marker || *marker == 1 || *marker == 2) << n;
+      if (marker) ExpectAt(*marker);
+      ASSERT_OK_AND_ASSIGN(const PullReport next, PullTo(2));
+      EXPECT_FALSE(next.seeded) << n;
+      EXPECT_EQ(next.tensors_repaired, 0U) << n;
+      ExpectAt(2);
+      if (before == 1 && next.undone.empty() && next.from_version == 1U) {
+        ASSERT_OK(Undo(files, into_, {}));
+        ExpectAt(1);
+      }
+    }
+  }
+}
+
+TEST_P(ReplicaTest, AnotherRunsVersionIsNeverTakenForTheSame) {
+  PublishUpTo(2);
+  ASSERT_OK(PullTo(2));
+  // The trainer begins anew at the same place, and comes to the same number.
+  publisher_.reset();
+  ASSERT_OK(files.RemoveAll(store_));
+  publisher_.emplace(
+      store::Publisher::Open(files, store_, store::MakeMemoryBaseline(), false,
+                             {.encoding = GetParam().encoding, .durable = false, .threads = 2})
+          .value());
+  versions_.clear();
+  Step(0.5);
+  PublishUpTo(2);
+  ASSERT_OK_AND_ASSIGN(const PullReport report, PullTo(2));
+  EXPECT_TRUE(report.seeded);
+  ExpectAt(2);
+  ASSERT_OK_AND_ASSIGN(const PullReport same, PullTo(2));
+  EXPECT_FALSE(same.seeded);
+}
+
+TEST_P(ReplicaTest, TheChangeRecordNamesWhatChanged) {
+  PublishUpTo(1, 0.01);
+  ASSERT_OK(PullTo(1));
+  bytes_[3][0] ^= std::byte{1};  // norm
+  ASSERT_OK(publisher_->Publish(std::nullopt, views(), false, progress_));
+  versions_.push_back(bytes_);
+  bytes_[2][6] ^= std::byte{1};  // mask
+  ASSERT_OK(publisher_->Publish(std::nullopt, views(), false, progress_));
+  versions_.push_back(bytes_);
+  ASSERT_OK(PullTo(3));
+  const auto names = [&](std::uint64_t since) {
+    const auto changes = ChangesSince(files, into_, since);
+    EXPECT_OK(changes);
+    EXPECT_EQ(changes->to, MarkerOf());
+    std::vector<std::string> found;
+    for (const ChangedTensor& tensor : changes->tensors) found.push_back(tensor.name);
+    if (changes->everything) found.emplace_back("everything");
+    return found;
+  };
+  EXPECT_THAT(names(3), ElementsAre());
+  EXPECT_THAT(names(2), ElementsAre("mask"));
+  EXPECT_THAT(names(1), ElementsAre("mask", "norm"));
+  EXPECT_THAT(names(0), ElementsAre("big", "mask", "norm"));
+  EXPECT_THAT(names(9), ElementsAre("everything"));
+  ASSERT_OK(Undo(files, into_, {}));
+  EXPECT_THAT(names(3), ElementsAre("mask", "norm"));
+  ASSERT_OK(PullTo(0));
+  EXPECT_THAT(names(1), ElementsAre("everything"));
+}
+
+// BR-20: a snapshot in a Hugging Face cache is made of links.
+TEST_P(ReplicaTest, BR20_LinksAreNeverWrittenThrough) {
+  PublishUpTo(1);
+  ASSERT_OK(PullTo(0));
+  const std::string path = into_ + "/model.safetensors";
+  const std::string blob = dir_ / "blob";
+  const std::string before = base::ReadText(files, path, 1 << 30).value();
+  for (const bool symbolic : {true, false}) {
+    ASSERT_OK(PullTo(0));
+    ASSERT_OK(files.RemoveAll(blob));
+    ASSERT_OK(files.Rename(path, blob));
+    ASSERT_EQ(symbolic ? symlink(blob.c_str(), path.c_str()) : link(blob.c_str(), path.c_str()), 0);
+    ASSERT_OK(PullTo(1));
+    ExpectAt(1);
+    EXPECT_TRUE(base::ReadText(files, blob, 1 << 30).value() == before);
+    EXPECT_FALSE(files.IsShared(path).value());
+  }
 }
 
 TEST_P(ReplicaTest, ADirectoryWithFilesOfItsOwnIsLeftAlone) {
@@ -329,31 +513,6 @@ TEST_P(ReplicaTest, CancellingKeepsTheOldVersion) {
   cancel.Cancel();
   EXPECT_ERROR(PullWith(files, {.cancel = &cancel}), Code::kCancelled, "cancelled");
   ExpectAt(0);
-}
-
-TEST(ChangeLogTest, WhatDoesNotFitIntoMemoryIsReadBackFromTheFile) {
-  const base::TempDir dir;
-  {
-    ChangeLog log(files, dir / "spill", 100, 11);
-    for (std::size_t i = 1; i <= 10; ++i) {
-      ASSERT_OK(log.Append(i, std::vector<std::byte>(i * 10, static_cast<std::byte>(i))));
-    }
-    ASSERT_OK(log.Append(0, {}));
-    EXPECT_EQ(log.segment_count(0), 0U);
-    EXPECT_THAT(files.List(dir.path()).value(), ElementsAre("spill"));
-    for (int round = 0; round < 2; ++round) {
-      for (std::size_t i = 1; i <= 10; ++i) {
-        ASSERT_EQ(log.segment_count(i), 1U);
-        std::vector<std::byte> scratch;
-        ASSERT_OK_AND_ASSIGN(const base::MutableByteSpan records, log.Read(i, 0, scratch));
-        ASSERT_EQ(records.size(), i * 10);
-        EXPECT_EQ(records.back(), static_cast<std::byte>(i + static_cast<std::size_t>(round)));
-        records.back() = static_cast<std::byte>(i + 1);
-        ASSERT_OK(log.Keep(i, 0, records));
-      }
-    }
-  }
-  EXPECT_TRUE(files.List(dir.path()).value().empty());
 }
 
 }  // namespace

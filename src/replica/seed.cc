@@ -1,6 +1,19 @@
+// Bring:
+// 1. Copy everything into `incoming`, hashing tensors on the way.
+// 2. Sync files and folders, then write `incoming/.complete` (a head) durably.
+// Swap:
+// 3. If a whole version stands, keep its head as `previous/.complete`, durably.
+// 4. Withdraw the marker, durably.
+// 5. Move the old files to `previous`: every file of the replica that is not one of the new ones in
+//    its place already. Sync.
+// 6. Move the new files into place. Sync.
+// 7. Write the head, publish the marker, durably; remove what is left of `incoming`.
+// From 4 to 7 `incoming/.complete` says that a swap has begun, and where each file lies says how far
+// it has come: each step may be repeated from the start, which recovery does.
 #include "replica/seed.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
@@ -9,7 +22,9 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/index.h"
+#include "replica/changes.h"
 #include "replica/hash_tensors.h"
+#include "replica/install.h"
 #include "store/version.h"
 
 namespace syncline::replica {
@@ -24,10 +39,44 @@ using checkpoint::Checkpoint;
 using checkpoint::CheckpointTensor;
 
 constexpr std::size_t kCopyBytes = 1 << 20;
+constexpr std::string_view kIncoming = "incoming";
+constexpr std::string_view kPrevious = "previous";
+constexpr std::string_view kComplete = ".complete";
 
 std::string Folder(const std::string& name) {
   const std::size_t slash = name.rfind('/');
   return slash == std::string::npos ? "" : name.substr(0, slash);
+}
+
+// The folders of these files, each with its parents, the outermost first; "" is one of them.
+std::set<std::string> Folders(const std::vector<std::string>& names) {
+  std::set<std::string> folders = {""};
+  for (const std::string& name : names) {
+    for (std::string folder = Folder(name); !folder.empty(); folder = Folder(folder)) {
+      folders.insert(folder);
+    }
+  }
+  return folders;
+}
+
+std::string Join(const std::string& directory, const std::string& folder) {
+  return folder.empty() ? directory : base::JoinPath(directory, folder);
+}
+
+Status MakeFolders(FileSystem& files, const std::string& directory,
+                   const std::vector<std::string>& names) {
+  for (const std::string& folder : Folders(names)) {
+    SYNCLINE_TRY(files.MakeDirectories(Join(directory, folder)));
+  }
+  return {};
+}
+
+Status SyncFolders(FileSystem& files, const std::string& directory,
+                   const std::vector<std::string>& names) {
+  for (const std::string& folder : Folders(names)) {
+    SYNCLINE_TRY(files.SyncDirectory(Join(directory, folder)));
+  }
+  return {};
 }
 
 Status CopyRange(base::File& from, base::File& to, std::uint64_t begin, std::uint64_t end) {
@@ -40,136 +89,252 @@ Status CopyRange(base::File& from, base::File& to, std::uint64_t begin, std::uin
   return {};
 }
 
-class Seeder {
+// Step 1 and 2.
+class Copier {
  public:
-  Seeder(FileSystem& files, const ReplicaState& state, const std::string& source)
-      : files_(files), state_(state), source_(source), incoming_(state.Path("incoming")) {}
+  Copier(const ReplicaState& state, const Checkpoint& from)
+      : state_(state), files_(state.files()), from_(from), to_(state.Path(kIncoming)) {}
 
-  Result<std::uint64_t> Run(std::uint64_t version, base::ThreadPool& pool, base::Progress& progress,
-                            const base::CancelToken* cancel) {
-    SYNCLINE_TRY(files_.RemoveAll(incoming_));
-    SYNCLINE_TRY(files_.MakeDirectories(incoming_));
-    SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, source_));
-    SYNCLINE_TRY(CopyCompanions(checkpoint.directory()));
-    SYNCLINE_ASSIGN(Head head, CopyWeights(checkpoint, pool, progress, cancel));
-    head.version = version;
-    head.boot_id = state_.BootId();
-    SYNCLINE_TRY(Swap(head));
-    return bytes_;
-  }
-
- private:
-  // Everything beside the weight files that the replica takes over: the index and the companions.
-  Status CopyCompanions(const std::string& directory) {
-    SYNCLINE_ASSIGN(const std::vector<std::string> names, files_.List(directory));
-    for (const std::string& name : names) {
-      if (name != checkpoint::kIndexName && !store::IsCompanionFile(name)) continue;
-      const std::string path = base::JoinPath(directory, name);
-      SYNCLINE_ASSIGN(const base::FileInfo info, files_.Stat(path));
-      if (info.kind != base::FileInfo::Kind::kFile) continue;
-      SYNCLINE_ASSIGN(const auto from, files_.Open(path, base::OpenMode::kRead));
-      SYNCLINE_ASSIGN(const auto to,
-                      files_.Open(base::JoinPath(incoming_, name), base::OpenMode::kCreate));
-      SYNCLINE_TRY(CopyRange(*from, *to, 0, info.size));
-      names_.push_back(name);
-      bytes_ += info.size;
-    }
-    return {};
-  }
-
-  Result<Head> CopyWeights(const Checkpoint& checkpoint, base::ThreadPool& pool,
-                           base::Progress& progress, const base::CancelToken* cancel) {
-    std::vector<std::unique_ptr<base::File>> copies;
-    for (std::size_t i = 0; i < checkpoint.files().size(); ++i) {
-      const Checkpoint::WeightFile& file = checkpoint.files()[i];
+  Status CheckNamesAndSpace(bool consume) {
+    SYNCLINE_ASSIGN(companions_, store::ListCompanions(files_, from_.directory()));
+    for (const Checkpoint::WeightFile& file : from_.files()) {
       if (!base::IsInsidePath(file.name)) {
-        return Fail(Code::kCorrupt, fmt::format("file {} is not inside {}", file.name, source_));
+        return Fail(Code::kCorrupt,
+                    fmt::format("file {} is not inside {}", file.name, from_.directory()));
       }
-      SYNCLINE_TRY(files_.MakeDirectories(base::JoinPath(incoming_, Folder(file.name))));
-      SYNCLINE_ASSIGN(auto copy,
-                      files_.Open(base::JoinPath(incoming_, file.name), base::OpenMode::kCreate));
-      SYNCLINE_TRY(copy->Allocate(file.bytes));
-      SYNCLINE_ASSIGN(const auto from, files_.Open(checkpoint.FilePath(i), base::OpenMode::kRead));
-      SYNCLINE_TRY(CopyUncovered(checkpoint, i, *from, *copy));
-      copies.push_back(std::move(copy));
       names_.push_back(file.name);
       bytes_ += file.bytes;
     }
-    progress.Begin("seed", checkpoint.total_bytes());
-    SYNCLINE_ASSIGN(
-        std::vector<TensorHash> hashes,
-        HashTensors(
-            files_, checkpoint, nullptr,
-            [&](const CheckpointTensor& tensor, std::uint64_t offset, base::ByteSpan bytes) {
-              return copies[tensor.file]->WriteAt(bytes, offset);
-            },
-            pool, progress, cancel));
+    names_.insert(names_.end(), companions_.begin(), companions_.end());
+    for (const std::string& name : companions_) {
+      SYNCLINE_ASSIGN(const base::FileInfo info,
+                      files_.Stat(base::JoinPath(from_.directory(), name)));
+      bytes_ += info.size;
+    }
+    if (consume) return {};  // it takes its room already
+    SYNCLINE_ASSIGN(const std::uint64_t room, files_.FreeBytes(state_.directory()));
+    if (room >= bytes_) return {};
+    return Fail(Code::kNoSpace, fmt::format("{}: a copy of {} needs {} bytes, {} are free",
+                                            state_.directory(), from_.directory(), bytes_, room));
+  }
+
+  Result<Head> Copy(bool consume, base::ThreadPool& pool, base::Progress& progress,
+                    const base::CancelToken* cancel) {
+    SYNCLINE_TRY(MakeFolders(files_, to_, names_));
+    for (const std::string& name : companions_) {
+      const std::string path = base::JoinPath(from_.directory(), name);
+      SYNCLINE_ASSIGN(const auto in, files_.Open(path, base::OpenMode::kRead));
+      SYNCLINE_ASSIGN(const auto out, files_.Open(To(name), base::OpenMode::kCreate));
+      SYNCLINE_ASSIGN(const base::FileInfo info, in->Stat());
+      SYNCLINE_TRY(CopyRange(*in, *out, 0, info.size));
+    }
+    progress.Begin("seed", from_.total_bytes());
+    SYNCLINE_ASSIGN(std::vector<TensorHash> hashes, consume ? MoveWeights(pool, progress, cancel)
+                                                            : CopyWeights(pool, progress, cancel));
     Head head;
     for (std::size_t i = 0; i < hashes.size(); ++i) {
-      head.hashes.emplace(checkpoint.tensors()[i].name, std::move(hashes[i]));
+      head.hashes.emplace(from_.tensors()[i].name, std::move(hashes[i]));
     }
+    SYNCLINE_ASSIGN(const Checkpoint copy, Checkpoint::Open(files_, to_));
+    SYNCLINE_ASSIGN(head.rests, HashRests(files_, copy));
     return head;
   }
 
-  // What no tensor of the checkpoint covers: the header, and tensors that the index leaves out.
-  Status CopyUncovered(const Checkpoint& checkpoint, std::size_t file, base::File& from,
-                       base::File& to) {
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
-    for (const CheckpointTensor& tensor : checkpoint.tensors()) {
-      if (tensor.file == file) ranges.emplace_back(tensor.offset, tensor.offset + tensor.bytes);
-    }
-    std::ranges::sort(ranges);
-    std::uint64_t at = 0;
-    for (const auto& [begin, end] : ranges) {
-      if (begin > at) SYNCLINE_TRY(CopyRange(from, to, at, begin));
-      at = std::max(at, end);
-    }
-    return CopyRange(from, to, at, checkpoint.files()[file].bytes);
+  Status Sync(base::ThreadPool& pool) const {
+    SYNCLINE_TRY(SyncFiles(files_, to_, names_, pool));
+    return SyncFolders(files_, to_, names_);
   }
 
-  Status Swap(const Head& head) {
-    SYNCLINE_TRY(state_.WithdrawMarker());
-    SYNCLINE_TRY(RemoveStale());
-    std::set<std::string> folders;
-    for (const std::string& name : names_) {
-      if (const std::string folder = Folder(name); folders.insert(folder).second) {
-        SYNCLINE_TRY(files_.MakeDirectories(base::JoinPath(state_.directory(), folder)));
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  std::string To(const std::string& name) const { return base::JoinPath(to_, name); }
+
+  Result<std::vector<TensorHash>> CopyWeights(base::ThreadPool& pool, base::Progress& progress,
+                                              const base::CancelToken* cancel) {
+    std::vector<std::unique_ptr<base::File>> copies;
+    for (std::size_t i = 0; i < from_.files().size(); ++i) {
+      const Checkpoint::WeightFile& file = from_.files()[i];
+      SYNCLINE_ASSIGN(auto copy, files_.Open(To(file.name), base::OpenMode::kCreate));
+      SYNCLINE_TRY(copy->Allocate(file.bytes));
+      SYNCLINE_ASSIGN(const auto in, files_.Open(from_.FilePath(i), base::OpenMode::kRead));
+      for (const auto& [begin, end] : UncoveredRanges(from_, i)) {
+        SYNCLINE_TRY(CopyRange(*in, *copy, begin, end));
       }
-      SYNCLINE_TRY(
-          files_.Rename(base::JoinPath(incoming_, name), base::JoinPath(state_.directory(), name)));
+      copies.push_back(std::move(copy));
     }
-    SYNCLINE_TRY(files_.RemoveAll(incoming_));
-    SYNCLINE_TRY(state_.WriteHead(head));
-    return state_.PublishMarker(head.version);
+    const CopyPiece copy_piece = [&](const CheckpointTensor& tensor, std::uint64_t offset,
+                                     base::ByteSpan bytes) {
+      return copies[tensor.file]->WriteAt(bytes, offset);
+    };
+    return HashTensors(files_, from_, nullptr, copy_piece, pool, progress, cancel);
   }
 
-  // Files of an older content that would be taken for part of the new one.
-  Status RemoveStale() {
-    SYNCLINE_ASSIGN(const std::vector<std::string> names, files_.List(state_.directory()));
-    for (const std::string& name : names) {
-      if (name.starts_with('.') || std::ranges::find(names_, name) != names_.end()) continue;
-      const std::string path = base::JoinPath(state_.directory(), name);
-      SYNCLINE_ASSIGN(const base::FileInfo info, files_.Stat(path));
-      if (info.kind == base::FileInfo::Kind::kFile) SYNCLINE_TRY(files_.Remove(path));
+  Result<std::vector<TensorHash>> MoveWeights(base::ThreadPool& pool, base::Progress& progress,
+                                              const base::CancelToken* cancel) {
+    SYNCLINE_ASSIGN(std::vector<TensorHash> hashes,
+                    HashTensors(files_, from_, nullptr, nullptr, pool, progress, cancel));
+    for (std::size_t i = 0; i < from_.files().size(); ++i) {
+      SYNCLINE_TRY(files_.Rename(from_.FilePath(i), To(from_.files()[i].name)));
     }
-    return {};
+    return hashes;
   }
 
-  FileSystem& files_;
   const ReplicaState& state_;
-  const std::string& source_;
-  std::string incoming_;
-  std::vector<std::string> names_;  // of all files in incoming_
+  FileSystem& files_;
+  const Checkpoint& from_;
+  std::string to_;
+  std::vector<std::string> companions_;
+  std::vector<std::string> names_;  // of all files
   std::uint64_t bytes_ = 0;
 };
 
+Status CheckExpected(const Checkpoint& from, const store::Manifest& expected,
+                     const std::map<std::string, TensorHash, std::less<>>& hashes) {
+  const auto corrupt = [&](const std::string& what) {
+    return Fail(Code::kCorrupt, fmt::format("{}: {}", from.directory(), what));
+  };
+  if (expected.tensors_total != from.tensors().size()) {
+    return corrupt(fmt::format("{} tensors, the manifest says {}", from.tensors().size(),
+                               expected.tensors_total));
+  }
+  std::vector<std::string> wrong;
+  // Of a full copy beside a delta the manifest lists the changed tensors only; its files have their
+  // own hashes.
+  for (const store::ManifestTensor& tensor : expected.tensors) {
+    const CheckpointTensor* held = from.Find(tensor.name);
+    if (held == nullptr) return corrupt(fmt::format("tensor {} is missing", tensor.name));
+    if (held->dtype != tensor.dtype || held->shape != tensor.shape) {
+      return corrupt(fmt::format("tensor {} is {} {}, the manifest says {} {}", tensor.name,
+                                 Name(held->dtype), tensor::ShapeText(held->shape),
+                                 Name(tensor.dtype), tensor::ShapeText(tensor.shape)));
+    }
+    if (hashes.find(tensor.name)->second.hex != tensor.hash) wrong.push_back(tensor.name);
+  }
+  if (wrong.empty()) return {};
+  return Fail(Code::kChecksumMismatch,
+              fmt::format("{}: checksum mismatch for {} tensors: {}", from.directory(),
+                          wrong.size(), fmt::join(wrong, ", ")));
+}
+
+Result<std::optional<Head>> ReadComplete(const ReplicaState& state, std::string_view folder) {
+  return state.ReadHeadFile(base::JoinPath(state.Path(folder), kComplete));
+}
+
+// All files below a directory, hidden ones left out; relative paths.
+Status ListFiles(FileSystem& files, const std::string& directory, const std::string& folder,
+                 std::vector<std::string>& found) {
+  SYNCLINE_ASSIGN(const std::vector<std::string> names, files.List(Join(directory, folder)));
+  for (const std::string& name : names) {
+    if (name.starts_with('.')) continue;
+    const std::string relative = base::JoinPath(folder, name);
+    SYNCLINE_ASSIGN(const bool link, files.IsShared(base::JoinPath(directory, relative)));
+    const auto info = files.Stat(base::JoinPath(directory, relative));
+    if (!link && info && info->kind == base::FileInfo::Kind::kDirectory) {
+      SYNCLINE_TRY(ListFiles(files, directory, relative, found));
+    } else {
+      found.push_back(relative);
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
-Result<std::uint64_t> Seed(FileSystem& files, const ReplicaState& state, const std::string& source,
-                           std::uint64_t version, base::ThreadPool& pool, base::Progress& progress,
-                           const base::CancelToken* cancel) {
-  Seeder seeder(files, state, source);
-  return seeder.Run(version, pool, progress, cancel);
+Result<std::uint64_t> Seeder::Bring(const std::string& checkpoint, const SeedOptions& options,
+                                    const store::Manifest* expected, base::ThreadPool& pool,
+                                    base::Progress& progress, const base::CancelToken* cancel) {
+  FileSystem& files = state_.files();
+  SYNCLINE_TRY(files.RemoveAll(state_.Path(kIncoming)));
+  SYNCLINE_ASSIGN(const Checkpoint from, Checkpoint::Open(files, checkpoint));
+  Copier copier(state_, from);
+  SYNCLINE_TRY(copier.CheckNamesAndSpace(options.consume));
+  SYNCLINE_ASSIGN(Head head, copier.Copy(options.consume, pool, progress, cancel));
+  if (expected != nullptr) SYNCLINE_TRY(CheckExpected(from, *expected, head.hashes));
+  SYNCLINE_TRY(copier.Sync(pool));
+  head.held = options.to;
+  head.held.token = DrawToken();
+  head.boot_id = state_.boot_id();
+  head.source = options.source;
+  head.seed = options.seed;
+  const std::string incoming = state_.Path(kIncoming);
+  SYNCLINE_TRY(state_.WriteHeadFile(base::JoinPath(incoming, kComplete), head));
+  SYNCLINE_TRY(files.SyncDirectory(state_.Path("")));
+  return copier.bytes();
+}
+
+Result<bool> Seeder::IsReady() const {
+  SYNCLINE_ASSIGN(const auto head, ReadComplete(state_, kIncoming));
+  return head.has_value();
+}
+
+Result<std::optional<Head>> Seeder::Previous() const { return ReadComplete(state_, kPrevious); }
+
+Result<bool> Seeder::PrepareReturn() {
+  SYNCLINE_ASSIGN(const auto head, Previous());
+  if (!head) return false;
+  FileSystem& files = state_.files();
+  SYNCLINE_TRY(files.RemoveAll(state_.Path(kIncoming)));
+  SYNCLINE_TRY(files.Rename(state_.Path(kPrevious), state_.Path(kIncoming)));
+  SYNCLINE_TRY(files.SyncDirectory(state_.Path("")));
+  return true;
+}
+
+Result<Head> Seeder::Swap() {
+  FileSystem& files = state_.files();
+  const std::string& home = state_.directory();
+  const std::string incoming = state_.Path(kIncoming);
+  const std::string previous = state_.Path(kPrevious);
+  SYNCLINE_ASSIGN(const std::optional<Head> complete, ReadComplete(state_, kIncoming));
+  if (!complete) return Fail(Code::kInternal, "nothing is there to be swapped in");
+  const Head& next = *complete;
+
+  SYNCLINE_ASSIGN(const auto marker, state_.ReadMarker());
+  SYNCLINE_ASSIGN(const std::optional<Head> old, state_.ReadHead());
+  const bool held = marker && old && marker->token == old->held.token;
+  if (marker) {  // nothing has moved yet
+    SYNCLINE_TRY(files.RemoveAll(previous));
+    SYNCLINE_TRY(files.MakeDirectories(previous));
+    if (held) {
+      SYNCLINE_TRY(state_.WriteHeadFile(base::JoinPath(previous, kComplete), *old));
+    }
+    SYNCLINE_TRY(state_.WithdrawMarker());
+  }
+  SYNCLINE_TRY(files.MakeDirectories(previous));
+
+  std::vector<std::string> waiting;  // new files that are not in their place
+  for (const auto& [name, hash] : next.rests) {
+    SYNCLINE_ASSIGN(const bool there, base::Exists(files, base::JoinPath(incoming, name)));
+    if (there) waiting.push_back(name);
+  }
+  std::vector<std::string> present;
+  SYNCLINE_TRY(ListFiles(files, home, "", present));
+  std::vector<std::string> stale;
+  for (const std::string& name : present) {
+    if (!next.rests.contains(name) || std::ranges::binary_search(waiting, name)) {
+      stale.push_back(name);
+    }
+  }
+  SYNCLINE_TRY(MakeFolders(files, previous, stale));
+  for (const std::string& name : stale) {
+    SYNCLINE_TRY(files.Rename(base::JoinPath(home, name), base::JoinPath(previous, name)));
+  }
+  SYNCLINE_TRY(SyncFolders(files, previous, stale));
+  SYNCLINE_TRY(SyncFolders(files, home, stale));
+
+  SYNCLINE_TRY(MakeFolders(files, home, waiting));
+  for (const std::string& name : waiting) {
+    SYNCLINE_TRY(files.Rename(base::JoinPath(incoming, name), base::JoinPath(home, name)));
+  }
+  SYNCLINE_TRY(SyncFolders(files, home, waiting));
+  SYNCLINE_TRY(state_.WriteHead(next));
+  SYNCLINE_TRY(state_.PublishMarker(next.held));
+  SYNCLINE_TRY(files.SyncDirectory(state_.Path("")));
+  if (old && old->held.token != next.held.token) {
+    RecordChange(state_, Change{.from = old->held, .to = next.held, .everything = true});
+  }
+  SYNCLINE_TRY(files.RemoveAll(incoming));
+  return next;
 }
 
 }  // namespace syncline::replica

@@ -1,27 +1,56 @@
-// Fills a replica with a whole checkpoint: the first version that it holds, or a full version that
-// replaces all before.
+// Fills a replica with a whole checkpoint: the first version that it holds, or one that replaces
+// all before.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/file.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
 #include "replica/state.h"
+#include "store/manifest.h"
 
 namespace syncline::replica {
 
-// Copies the checkpoint `source` (its weight files and companions) aside, then swaps it in: the
-// marker is withdrawn, files take their names, files of the old content that the new one lacks are
-// removed, head and marker are published as `version`. Until the swap the replica stays as it is,
-// after a failure too. Links in `source` are followed, never shared: the replica owns its bytes.
-// Returns the bytes read.
+struct SeedOptions {
+  HeldVersion to;        // the token is drawn here
+  std::string source;    // see Head
+  std::string seed;      // see Head
+  bool consume = false;  // the files of the checkpoint are ours: they are moved where that can be
+};
+
+// Copies a checkpoint (its weight files, indexes and companions, sub-folders too) into the replica,
+// in two steps: Bring copies it aside and syncs it; until then the replica stays as it is, after a
+// failure too. Swap puts it in the place of what is there. Links in the checkpoint are followed,
+// never shared: the replica owns its bytes. kNoSpace before anything is copied if there is less room
+// than the checkpoint needs.
 //
 // The caller holds the lock.
-base::Result<std::uint64_t> Seed(base::FileSystem& files, const ReplicaState& state,
-                                 const std::string& source, std::uint64_t version,
-                                 base::ThreadPool& pool, base::Progress& progress,
-                                 const base::CancelToken* cancel);
+class Seeder {
+ public:
+  explicit Seeder(const ReplicaState& state) : state_(state) {}
+
+  // `expected`: the manifest of the version, if it has one; its tensors must be those of the
+  // checkpoint, with their hashes: kChecksumMismatch or kCorrupt otherwise. Returns the bytes read.
+  base::Result<std::uint64_t> Bring(const std::string& checkpoint, const SeedOptions& options,
+                                    const store::Manifest* expected, base::ThreadPool& pool,
+                                    base::Progress& progress, const base::CancelToken* cancel);
+
+  // Puts what Bring left into place and returns its head. What was there is kept in `previous` if
+  // it was whole. May be called again after it was interrupted.
+  base::Result<Head> Swap();
+
+  // Is there something to be swapped in, complete?
+  base::Result<bool> IsReady() const;
+
+  // Makes what Swap kept the next thing to be swapped in: the way back. False: nothing was kept.
+  base::Result<bool> PrepareReturn();
+  base::Result<std::optional<Head>> Previous() const;
+
+ private:
+  const ReplicaState& state_;
+};
 
 }  // namespace syncline::replica

@@ -1,13 +1,16 @@
+// What a replica knows of itself.
 #include "replica/state.h"
 
 #include <fmt/format.h>
 
 #include <charconv>
 #include <chrono>
+#include <random>
 #include <thread>
 #include <utility>
 
 #include "base/json.h"
+#include "replica/checked_text.h"
 
 namespace syncline::replica {
 namespace {
@@ -22,7 +25,7 @@ constexpr std::chrono::milliseconds kLockInterval{20};
 constexpr std::string_view kFolder = ".weight_sync";
 constexpr std::string_view kMarker = "state.json";
 constexpr std::string_view kHead = "syncline.json";
-constexpr std::uint64_t kFormat = 1;
+constexpr std::uint64_t kFormat = 2;
 constexpr std::uint64_t kMaxMarkerBytes = 1 << 16;
 constexpr std::uint64_t kMaxHeadBytes = 256'000'000;
 
@@ -37,39 +40,12 @@ std::optional<std::uint64_t> ParseVersion(const Json* json) {
   return version;
 }
 
-// "xxh3-128:0123…"
-std::optional<TensorHash> ParseHash(const Json& json) {
-  if (json.string() == nullptr) return std::nullopt;
-  const std::string& text = *json.string();
-  const std::size_t colon = text.find(':');
-  if (colon == std::string::npos) return std::nullopt;
-  const auto kind = tensor::FindHashKind(text.substr(0, colon));
-  if (!kind) return std::nullopt;
-  return TensorHash{*kind, text.substr(colon + 1)};
-}
-
-std::optional<Head> ParseHead(std::string_view text) {
-  const Result<Json> json = base::ParseJson(text);
-  if (!json) return std::nullopt;
-  const Json* format = json->Find("format");
-  if (format == nullptr || format->unsigned_integer() == nullptr ||
-      *format->unsigned_integer() != kFormat) {
-    return std::nullopt;
-  }
-  const auto version = ParseVersion(json->Find("version"));
-  const Json* boot_id = json->Find("boot_id");
-  const Json* hashes = json->Find("hashes");
-  if (!version || boot_id == nullptr || boot_id->string() == nullptr || hashes == nullptr ||
-      hashes->object() == nullptr) {
-    return std::nullopt;
-  }
-  Head head{.version = *version, .boot_id = *boot_id->string()};
-  for (const auto& [name, value] : *hashes->object()) {
-    const auto hash = ParseHash(value);
-    if (!hash) return std::nullopt;
-    head.hashes.emplace(name, *hash);
-  }
-  return head;
+// The string of that name; empty if it is missing, nothing if it is of another type.
+std::optional<std::string> ParseText(const Json& json, std::string_view key) {
+  const Json* value = json.Find(key);
+  if (value == nullptr) return "";
+  if (value->string() == nullptr) return std::nullopt;
+  return *value->string();
 }
 
 // The text of a file; nothing if it is not there.
@@ -81,18 +57,100 @@ Result<std::optional<std::string>> ReadIfThere(base::FileSystem& files, const st
   return std::unexpected(std::move(text).error());
 }
 
+std::optional<Head> ParseHead(std::string_view text) {
+  const auto body = CheckedBody("head", text);
+  if (!body) return std::nullopt;
+  const Result<Json> json = base::ParseJson(*body);
+  if (!json) return std::nullopt;
+  const Json* format = json->Find("format");
+  if (format == nullptr || format->unsigned_integer() == nullptr ||
+      *format->unsigned_integer() != kFormat) {
+    return std::nullopt;
+  }
+  const auto held = ParseHeld(json->Find("held"));
+  const auto boot_id = ParseText(*json, "boot_id");
+  const auto source = ParseText(*json, "source");
+  const auto seed = ParseText(*json, "seed");
+  const Json* hashes = json->Find("hashes");
+  const Json* rests = json->Find("rests");
+  if (!held || !boot_id || !source || !seed || hashes == nullptr || hashes->object() == nullptr ||
+      rests == nullptr || rests->object() == nullptr) {
+    return std::nullopt;
+  }
+  Head head{.held = *held, .boot_id = *boot_id, .source = *source, .seed = *seed};
+  for (const auto& [name, value] : *hashes->object()) {
+    const auto hash = ParseHash(value);
+    if (!hash) return std::nullopt;
+    head.hashes.emplace(name, *hash);
+  }
+  for (const auto& [name, value] : *rests->object()) {
+    if (value.string() == nullptr || !base::IsInsidePath(name)) return std::nullopt;
+    head.rests.emplace(name, *value.string());
+  }
+  return head;
+}
+
+std::string ReadBootId() {
+  // A file of the kernel; its size reads as 0, so it is read without asking.
+  const auto file =
+      base::FileSystem::Posix().Open("/proc/sys/kernel/random/boot_id", base::OpenMode::kRead);
+  if (!file) return "";
+  std::string text(36, '\0');
+  const auto got = (*file)->ReadAt(std::as_writable_bytes(std::span(text)), 0);
+  return got && *got == text.size() ? text : "";
+}
+
 }  // namespace
 
-ReplicaState::ReplicaState(base::FileSystem& files, std::string directory)
-    : files_(files), directory_(std::move(directory)) {}
+std::string DrawToken() {
+  std::random_device random;
+  std::string token;
+  for (int i = 0; i < 4; ++i) token += fmt::format("{:08x}", random());
+  return token;
+}
+
+Json::Object HeldJson(const HeldVersion& held) {
+  return {{"version", held.version},
+          {"token", held.token},
+          {"run", held.run},
+          {"identity", held.identity}};
+}
+
+std::optional<HeldVersion> ParseHeld(const Json* json) {
+  if (json == nullptr || json->object() == nullptr) return std::nullopt;
+  const auto version = ParseVersion(json->Find("version"));
+  const auto token = ParseText(*json, "token");
+  const auto run = ParseText(*json, "run");
+  const auto identity = ParseText(*json, "identity");
+  if (!version || !token || !run || !identity) return std::nullopt;
+  return HeldVersion{*version, *token, *run, *identity};
+}
+
+std::string HashText(const TensorHash& hash) {
+  return fmt::format("{}:{}", Name(hash.kind), hash.hex);
+}
+
+std::optional<TensorHash> ParseHash(const Json& json) {
+  if (json.string() == nullptr) return std::nullopt;
+  const std::string& text = *json.string();
+  const std::size_t colon = text.find(':');
+  if (colon == std::string::npos) return std::nullopt;
+  const auto kind = tensor::FindHashKind(text.substr(0, colon));
+  if (!kind) return std::nullopt;
+  return TensorHash{*kind, text.substr(colon + 1)};
+}
+
+ReplicaState::ReplicaState(base::FileSystem& files, std::string directory, std::string boot_id)
+    : files_(files),
+      directory_(std::move(directory)),
+      boot_id_(boot_id.empty() ? ReadBootId() : std::move(boot_id)) {}
 
 std::string ReplicaState::Path(std::string_view name) const {
-  return base::JoinPath(base::JoinPath(directory_, kFolder), name);
+  const std::string folder = base::JoinPath(directory_, kFolder);
+  return name.empty() ? folder : base::JoinPath(folder, name);
 }
 
-Result<bool> ReplicaState::IsReplica() const {
-  return base::Exists(files_, base::JoinPath(directory_, kFolder));
-}
+Result<bool> ReplicaState::IsReplica() const { return base::Exists(files_, Path("")); }
 
 Result<std::unique_ptr<base::FileLock>> ReplicaState::Lock(base::LockMode mode,
                                                            const base::CancelToken* cancel) const {
@@ -105,54 +163,52 @@ Result<std::unique_ptr<base::FileLock>> ReplicaState::Lock(base::LockMode mode,
   }
 }
 
-Result<std::optional<std::uint64_t>> ReplicaState::ReadMarker() const {
+Result<std::optional<Marker>> ReplicaState::ReadMarker() const {
   SYNCLINE_ASSIGN(const auto text, ReadIfThere(files_, Path(kMarker), kMaxMarkerBytes));
   if (!text) return std::nullopt;
   const Result<Json> json = base::ParseJson(*text);
   if (!json) return std::nullopt;
-  return ParseVersion(json->Find("version"));
+  const auto version = ParseVersion(json->Find("version"));
+  const auto token = ParseText(*json, "syncline");
+  if (!version || !token) return std::nullopt;
+  return Marker{*version, *token};
 }
 
 Status ReplicaState::WithdrawMarker() const {
   const Status status = files_.Remove(Path(kMarker));
-  if (!status && status.error().code == Code::kNotFound) return {};
-  return status;
+  if (!status && status.error().code != Code::kNotFound) return status;
+  return files_.SyncDirectory(Path(""));
 }
 
-Status ReplicaState::PublishMarker(std::uint64_t version) const {
-  const std::string text = fmt::format("{{\"version\": \"{:06}\"}}", version);
+Status ReplicaState::PublishMarker(const HeldVersion& held) const {
+  const std::string text =
+      fmt::format(R"({{"version": "{:06}", "syncline": "{}"}})", held.version, held.token);
   return base::WriteTextAtomically(files_, Path(kMarker), text, false);
 }
 
-Result<std::optional<Head>> ReplicaState::ReadHead(std::uint64_t version) const {
-  SYNCLINE_ASSIGN(const auto text, ReadIfThere(files_, Path(kHead), kMaxHeadBytes));
+Result<std::optional<Head>> ReplicaState::ReadHead() const { return ReadHeadFile(Path(kHead)); }
+
+Status ReplicaState::WriteHead(const Head& head) const { return WriteHeadFile(Path(kHead), head); }
+
+Result<std::optional<Head>> ReplicaState::ReadHeadFile(const std::string& path) const {
+  SYNCLINE_ASSIGN(const auto text, ReadIfThere(files_, path, kMaxHeadBytes));
   if (!text) return std::nullopt;
-  std::optional<Head> head = ParseHead(*text);
-  if (!head || head->version != version) return std::nullopt;
-  return head;
+  return ParseHead(*text);
 }
 
-Status ReplicaState::WriteHead(const Head& head) const {
+Status ReplicaState::WriteHeadFile(const std::string& path, const Head& head) const {
   Json::Object hashes;
-  hashes.reserve(head.hashes.size());
-  for (const auto& [name, hash] : head.hashes) {
-    hashes.emplace_back(name, fmt::format("{}:{}", Name(hash.kind), hash.hex));
-  }
+  Json::Object rests;
+  for (const auto& [name, hash] : head.hashes) hashes.emplace_back(name, HashText(hash));
+  for (const auto& [name, hash] : head.rests) rests.emplace_back(name, hash);
   const Json json(Json::Object{{"format", kFormat},
-                               {"version", head.version},
+                               {"held", HeldJson(head.held)},
                                {"boot_id", head.boot_id},
-                               {"hashes", std::move(hashes)}});
-  return base::WriteTextAtomically(files_, Path(kHead), ToText(json), false);
-}
-
-std::string ReplicaState::BootId() const {
-  // A file of the kernel; its size reads as 0, so it is read without asking.
-  const auto file =
-      base::FileSystem::Posix().Open("/proc/sys/kernel/random/boot_id", base::OpenMode::kRead);
-  if (!file) return "";
-  std::string text(36, '\0');
-  const auto got = (*file)->ReadAt(std::as_writable_bytes(std::span(text)), 0);
-  return got && *got == text.size() ? text : "";
+                               {"source", head.source},
+                               {"seed", head.seed},
+                               {"hashes", std::move(hashes)},
+                               {"rests", std::move(rests)}});
+  return base::WriteTextAtomically(files_, path, CheckedText("head", ToText(json)), true);
 }
 
 }  // namespace syncline::replica

@@ -7,9 +7,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/cancel.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "tensor/hash.h"
 
 namespace syncline::replica {
@@ -18,27 +20,56 @@ namespace syncline::replica {
 struct TensorHash {
   tensor::HashKind kind = tensor::HashKind::kXxh3;
   std::string hex;
+  bool operator==(const TensorHash&) const = default;
+};
+
+// A version as a replica holds it.
+struct HeldVersion {
+  std::uint64_t version = 0;
+  // 32 random hex digits, drawn when it came; the marker repeats them, so that a marker of another
+  // program, or of another apply, is told from ours.
+  std::string token;
+  std::string run;       // of the store's manifest; empty where it is not known
+  std::string identity;  // of the version (store/source.h); empty: a seed outside of any store
+  bool operator==(const HeldVersion&) const = default;
 };
 
 struct Head {
-  std::uint64_t version = 0;
-  // Of the boot in which it was written. Data is not synced, so what a machine held before it went
-  // down has to be hashed again.
+  HeldVersion held;
+  // Of the boot in which it was written. Data is synced later than it is changed, so what a machine
+  // held before it went down has to be looked at again.
   std::string boot_id;
+  std::string source;  // URL of the store that it came from, and the seed's path; for repairs
+  std::string seed;
   std::map<std::string, TensorHash, std::less<>> hashes;  // of every tensor
+  // xxh3-128 of what no tensor covers, of every file: a weight file's header, all of another file.
+  std::map<std::string, std::string, std::less<>> rests;
+};
+
+struct Marker {
+  std::uint64_t version = 0;
+  std::string token;  // empty: written by another program
+  bool operator==(const Marker&) const = default;
 };
 
 // The folder `.weight_sync` of a replica directory:
-//   state.json      the marker, {"version": "000007"}: the replica is whole and at that version.
-//                   Shared with SGLang.
+//   state.json      the marker, {"version": "000007", "syncline": "<token>"}: the replica is whole
+//                   and at that version. Shared with SGLang, which writes and reads "version" only.
 //   lock            flock: exclusive while the replica changes, shared while it is read. Shared
 //                   with SGLang.
-//   syncline.json   our head file. Belongs to the marker only if it names the same version.
-//   incoming/, changes.tmp   left-overs of a pull that did not end; removed by the next one.
+//   syncline.json   our head file. Belongs to the marker only if it has its version and token.
+//   journal/000007  the journal of the apply that led to version 7 (journal.h)
+//   changes.jsonl   the change record (changes.h)
+//   incoming/       a checkpoint on its way in
+//   previous/       the files that the last pull replaced, for undo
+//   fetch/          what was fetched of versions in other places
+// A name with ".tmp" in it is a left-over; the next pull removes it.
 class ReplicaState {
  public:
-  ReplicaState(base::FileSystem& files, std::string directory);
+  // boot_id: what to take for the running kernel's; empty: its own.
+  ReplicaState(base::FileSystem& files, std::string directory, std::string boot_id = "");
 
+  base::FileSystem& files() const { return files_; }
   const std::string& directory() const { return directory_; }
   std::string Path(std::string_view name) const;  // inside .weight_sync
 
@@ -49,20 +80,37 @@ class ReplicaState {
                                                      const base::CancelToken* cancel) const;
 
   // Nothing: no whole version is here. A marker that cannot be read counts as none.
-  base::Result<std::optional<std::uint64_t>> ReadMarker() const;
+  base::Result<std::optional<Marker>> ReadMarker() const;
+  // Is durable when it returns.
   base::Status WithdrawMarker() const;
-  base::Status PublishMarker(std::uint64_t version) const;
+  base::Status PublishMarker(const HeldVersion& held) const;
 
-  // Nothing: no head file, or one that cannot be read, or one of another version than `version`.
-  base::Result<std::optional<Head>> ReadHead(std::uint64_t version) const;
+  // Nothing: there is none, or it is damaged.
+  base::Result<std::optional<Head>> ReadHead() const;
+  // Readers see the old or the new one, also after a power cut.
   base::Status WriteHead(const Head& head) const;
+  // The same for a head that is kept elsewhere.
+  base::Result<std::optional<Head>> ReadHeadFile(const std::string& path) const;
+  base::Status WriteHeadFile(const std::string& path, const Head& head) const;
 
   // Identity of the running kernel's boot; empty where the system has none.
-  std::string BootId() const;
+  const std::string& boot_id() const { return boot_id_; }
 
  private:
   base::FileSystem& files_;
   std::string directory_;
+  std::string boot_id_;
 };
+
+// 32 random hex digits.
+std::string DrawToken();
+
+// {"version": 7, "token": …, "run": …, "identity": …}, and back; nothing where that is no such
+// object.
+base::Json::Object HeldJson(const HeldVersion& held);
+std::optional<HeldVersion> ParseHeld(const base::Json* json);
+// "xxh3-128:0123…"
+std::string HashText(const TensorHash& hash);
+std::optional<TensorHash> ParseHash(const base::Json& json);
 
 }  // namespace syncline::replica

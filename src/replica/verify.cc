@@ -3,13 +3,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 
 #include "checkpoint/checkpoint.h"
 #include "delta/patch.h"
 #include "replica/hash_tensors.h"
+#include "replica/recover.h"
+#include "replica/repair.h"
 #include "replica/replica.h"
 #include "replica/state.h"
-#include "store/manifest.h"
+#include "store/source.h"
 #include "store/version.h"
 
 namespace syncline::replica {
@@ -35,69 +38,107 @@ class Verifier {
 
   Result<VerifyReport> Run() {
     const auto begin = std::chrono::steady_clock::now();
-    SYNCLINE_ASSIGN(const base::FileInfo info, files_.Stat(path_));
-    std::vector<std::uint64_t> versions;
-    bool replica = false;
-    if (info.kind == base::FileInfo::Kind::kDirectory) {
-      SYNCLINE_ASSIGN(versions, store::ListVersions(files_, path_));
-      SYNCLINE_ASSIGN(replica, ReplicaState(files_, path_).IsReplica());
-    }
-    if (!versions.empty()) {
-      SYNCLINE_TRY(VerifyStore(versions));
-    } else if (replica) {
-      SYNCLINE_TRY(VerifyReplica());
-    } else {
-      SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, path_));
-      Count(checkpoint);
-    }
+    SYNCLINE_TRY(Look());
     report_.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return std::move(report_);
   }
 
  private:
+  Status Look() {
+    if (objects::IsRemote(path_)) return VerifyStore();
+    SYNCLINE_ASSIGN(const base::FileInfo info, files_.Stat(path_));
+    if (info.kind == base::FileInfo::Kind::kDirectory) {
+      SYNCLINE_ASSIGN(const auto versions, store::ListVersions(files_, path_));
+      if (!versions.empty()) return VerifyStore();
+      const ReplicaState state(files_, path_, options_.test_boot_id);
+      SYNCLINE_ASSIGN(const bool replica, state.IsReplica());
+      if (replica) return options_.repair ? RepairReplica(state) : VerifyReplica(state);
+    }
+    if (options_.repair) {
+      return Fail(Code::kInvalidArgument,
+                  fmt::format("{} is no replica: only what was pulled can be repaired", path_));
+    }
+    SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, path_));
+    Count(checkpoint);
+    return {};
+  }
+
   void Count(const Checkpoint& checkpoint) {
     report_.tensors += checkpoint.tensors().size();
     for (const auto& file : checkpoint.files()) report_.bytes += file.bytes;
   }
 
-  Status VerifyStore(std::vector<std::uint64_t> versions) {
+  Result<std::unique_ptr<store::Source>> OpenSource(const std::string& url) {
+    store::SourceOptions options = options_.source;
+    options.cancel = options_.cancel;
+    return store::Source::Open(files_, url, std::move(options));
+  }
+
+  Status VerifyStore() {
     report_.kind = VerifyReport::Kind::kStore;
-    const std::vector<std::uint64_t> all = versions;
+    if (options_.repair) {
+      return Fail(Code::kInvalidArgument,
+                  fmt::format("{} is a store: only a replica can be repaired", path_));
+    }
+    SYNCLINE_ASSIGN(const auto source, OpenSource(path_));
+    SYNCLINE_ASSIGN(std::vector<std::uint64_t> versions, ListStore(*source));
     if (options_.version) {
-      if (!std::ranges::binary_search(all, *options_.version)) {
+      SYNCLINE_ASSIGN(const bool there, source->Has(*options_.version));
+      if (!there) {
         return Fail(Code::kNotFound,
                     fmt::format("version {} is not in {}", *options_.version, path_));
       }
       versions = {*options_.version};
     }
     for (const std::uint64_t number : versions) {
-      SYNCLINE_ASSIGN(const Version version, store::ReadVersion(files_, path_, number));
-      if (Status status = VerifyVersion(version); !status) {
+      if (Status status = VerifyVersion(*source, number); !status) {
         return Annotate(std::move(status).error(), fmt::format("version {}", number));
-      }
-      if (version.delta && version.delta->base_version != 0 &&
-          !std::ranges::binary_search(all, version.delta->base_version)) {
-        return Fail(Code::kOutOfOrder, fmt::format("version {} builds on version {}, which is not "
-                                                   "in {}",
-                                                   number, version.delta->base_version, path_));
       }
       report_.versions.push_back(number);
     }
     return {};
   }
 
-  Status VerifyVersion(const Version& version) {
-    SYNCLINE_ASSIGN(const auto manifest, store::ReadManifest(files_, version.directory));
-    if (manifest) {
-      SYNCLINE_TRY(store::CheckFiles(files_, version.directory, manifest->manifest,
+  // Where the store cannot be listed: what leads to the newest version.
+  static Result<std::vector<std::uint64_t>> ListStore(store::Source& source) {
+    auto listed = source.ListVersions();
+    if (listed || listed.error().code != Code::kIncompatible) return listed;
+    SYNCLINE_ASSIGN(std::uint64_t at, source.Latest());
+    std::vector<std::uint64_t> versions;
+    while (true) {
+      versions.push_back(at);
+      SYNCLINE_ASSIGN(const store::Described version, source.Describe(at));
+      if (!version.delta) break;
+      at = version.delta->base_version;
+      SYNCLINE_ASSIGN(const bool there, source.Has(at));
+      if (!there) break;
+    }
+    std::ranges::reverse(versions);
+    return versions;
+  }
+
+  Status VerifyVersion(store::Source& source, std::uint64_t number) {
+    FileSystem& files = source.files();
+    SYNCLINE_ASSIGN(const store::Described described, source.Describe(number));
+    SYNCLINE_ASSIGN(const Version version, store::ReadVersion(files, source.path(), number));
+    if (described.manifest) {
+      SYNCLINE_TRY(store::CheckFiles(files, version.directory, described.manifest->manifest,
                                      store::Part::kAll, true, pool_, options_.cancel));
     }
     if (!version.delta) {
-      SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, version.directory));
+      SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files, version.directory));
       Count(checkpoint);
       return {};
     }
+    SYNCLINE_TRY(VerifyFrames(files, version));
+    SYNCLINE_ASSIGN(const bool base, source.Has(version.delta->base_version));
+    if (base || version.delta->base_version == 0 || described.full_copy_bytes) return {};
+    return Fail(Code::kOutOfOrder, fmt::format("it builds on version {}, which is not in {}",
+                                               version.delta->base_version, path_));
+  }
+
+  Status VerifyFrames(FileSystem& files, const Version& version) {
     std::uint64_t total = 0;
     for (const DeltaTensor& delta : version.tensors) total += delta.bytes;
     progress_.Begin("check", total);
@@ -106,7 +147,7 @@ class Verifier {
         [&](std::size_t i) -> Status {
           const DeltaTensor& delta = version.tensors[i];
           const std::string path = base::JoinPath(version.directory, version.files[delta.file]);
-          SYNCLINE_ASSIGN(const auto file, files_.Open(path, base::OpenMode::kRead));
+          SYNCLINE_ASSIGN(const auto file, files.Open(path, base::OpenMode::kRead));
           std::vector<std::byte> frame(delta.bytes);
           SYNCLINE_TRY(base::ReadExactly(*file, frame, delta.offset));
           auto checked = delta::CheckFrame(version.delta->encoding, frame);
@@ -123,38 +164,84 @@ class Verifier {
     return {};
   }
 
-  Status VerifyReplica() {
+  Status CheckVersion(std::uint64_t held) const {
+    if (!options_.version || *options_.version == held) return {};
+    return Fail(Code::kOutOfOrder,
+                fmt::format("{} is at version {}, expected {}", path_, held, *options_.version));
+  }
+
+  // Only looks.
+  Status VerifyReplica(const ReplicaState& state) {
     report_.kind = VerifyReport::Kind::kReplica;
-    const ReplicaState state(files_, path_);
     SYNCLINE_ASSIGN(const auto lock, state.Lock(base::LockMode::kShared, options_.cancel));
-    SYNCLINE_ASSIGN(const std::optional<std::uint64_t> version, state.ReadMarker());
-    if (!version) {
-      return Fail(
-          Code::kCorrupt,
-          fmt::format("{} holds no whole version: the last pull did not end; pull again", path_));
+    SYNCLINE_ASSIGN(const std::optional<Marker> marker, state.ReadMarker());
+    if (!marker) {
+      return Fail(Code::kCorrupt, fmt::format("{} holds no whole version: the last pull did not "
+                                              "end; pull again, or verify --repair",
+                                              path_));
     }
-    if (options_.version && *options_.version != *version) {
-      return Fail(Code::kOutOfOrder, fmt::format("{} is at version {}, expected {}", path_,
-                                                 *version, *options_.version));
+    SYNCLINE_TRY(CheckVersion(marker->version));
+    report_.versions = {marker->version};
+    SYNCLINE_ASSIGN(const std::optional<Head> head, state.ReadHead());
+    const bool ours = head && head->held.version == marker->version &&
+                      head->held.token == marker->token && !marker->token.empty();
+    if (!ours) {  // made by another program: there is nothing to compare with
+      SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, path_));
+      Count(checkpoint);
+      return {};
+    }
+    SYNCLINE_ASSIGN(const Damage damage,
+                    FindDamage(state, *head, nullptr, pool_, progress_, options_.cancel));
+    return Report(*head, damage);
+  }
+
+  // Whatever is not as it should be is an error; edited companions are only told.
+  Status Report(const Head& head, const Damage& damage) {
+    report_.edited = damage.companions;
+    if (!damage.files.empty()) {
+      return Fail(Code::kCorrupt,
+                  fmt::format("{}: files of version {} are damaged or missing: {}", path_,
+                              head.held.version, fmt::join(damage.files, ", ")));
     }
     SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, path_));
     Count(checkpoint);
-    report_.versions = {*version};
-    SYNCLINE_ASSIGN(const std::optional<Head> head, state.ReadHead(*version));
-    if (!head) return {};  // made by another program: there is nothing to compare with
-    for (const auto& [name, hash] : head->hashes) {
-      if (checkpoint.Find(name) == nullptr) {
-        return Fail(Code::kCorrupt,
-                    fmt::format("{}: tensor {} of version {} is missing", path_, name, *version));
-      }
-    }
-    SYNCLINE_ASSIGN(const std::vector<std::string> wrong,
-                    FindWrongTensors(files_, checkpoint, *head, pool_, progress_, options_.cancel));
     report_.tensors_hashed = checkpoint.tensors().size();
-    if (wrong.empty()) return {};
-    return Fail(Code::kChecksumMismatch,
-                fmt::format("{}: checksum mismatch for {} tensors of version {}: {}", path_,
-                            wrong.size(), *version, fmt::join(wrong, ", ")));
+    if (damage.tensors.empty()) return {};
+    return Fail(
+        Code::kChecksumMismatch,
+        fmt::format("{}: checksum mismatch for {} tensors of version {}: {}", path_,
+                    damage.tensors.size(), head.held.version, fmt::join(damage.tensors, ", ")));
+  }
+
+  Status RepairReplica(const ReplicaState& state) {
+    report_.kind = VerifyReport::Kind::kReplica;
+    SYNCLINE_ASSIGN(const auto lock, state.Lock(base::LockMode::kExclusive, options_.cancel));
+    SYNCLINE_ASSIGN(Held held, Recover(state, pool_, progress_, options_.cancel));
+    if (!held.head) {
+      return Fail(Code::kCorrupt, fmt::format("{} holds no version that could be repaired: pull "
+                                              "one",
+                                              path_));
+    }
+    const Head& head = *held.head;
+    SYNCLINE_TRY(CheckVersion(head.held.version));
+    report_.versions = {head.held.version};
+    SYNCLINE_ASSIGN(Damage damage,
+                    FindDamage(state, head, nullptr, pool_, progress_, options_.cancel));
+    if (damage.weights() || !damage.companions.empty()) {
+      const std::string& url = options_.store.empty() ? head.source : options_.store;
+      if (url.empty()) {
+        return Fail(Code::kInvalidArgument,
+                    fmt::format("{} does not know which store it came from: say which", path_));
+      }
+      SYNCLINE_ASSIGN(const auto source, OpenSource(url));
+      SYNCLINE_ASSIGN(
+          const RepairReport repaired,
+          Repair(state, head, damage, *source, options_.seed.empty() ? head.seed : options_.seed,
+                 pool_, progress_, options_.cancel));
+      report_.tensors_repaired = repaired.tensors;
+      SYNCLINE_ASSIGN(damage, FindDamage(state, head, nullptr, pool_, progress_, options_.cancel));
+    }
+    return Report(head, damage);
   }
 
   FileSystem& files_;

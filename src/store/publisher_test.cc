@@ -99,11 +99,7 @@ class PublisherTest : public testing::TestWithParam<delta::Encoding> {
       for (std::size_t at = 0; at < bytes.size(); at += delta::kBlockBytes) {
         const std::size_t size = std::min(delta::kBlockBytes, bytes.size() - at);
         ASSERT_OK(patch->Next(size, block));
-        records.clear();
-        block.AppendRecord(at, size, records);
-        if (records.empty()) continue;
-        ASSERT_OK_AND_ASSIGN(const auto record, delta::BlockRecord::Read(records));
-        record.Apply(std::span(bytes).subspan(record.begin(), record.end() - record.begin()));
+        block.Apply(std::span(bytes).subspan(at, size), at, 1, records);
       }
       ASSERT_OK(patch->Finish());
       EXPECT_TRUE(std::ranges::equal(bytes, views[i].bytes)) << views[i].name;

@@ -22,6 +22,7 @@ using base::Result;
 using base::Status;
 
 constexpr std::string_view kPrefix = "weight_v";
+constexpr std::ptrdiff_t kMaxFolderDepth = 8;  // a link may lead in a circle
 
 std::optional<std::uint64_t> ParseNumber(std::string_view text) {
   std::uint64_t number = 0;
@@ -167,38 +168,61 @@ Result<std::optional<DeltaInfo>> ParseDeltaInfo(const Json::Object& metadata) {
   return info;
 }
 
-Result<Version> ReadVersion(FileSystem& files, const std::string& store, std::uint64_t number) {
-  Version version{.number = number, .directory = base::JoinPath(store, VersionName(number))};
-  SYNCLINE_ASSIGN(const bool there, base::Exists(files, version.directory));
-  if (!there) {
-    return Fail(Code::kNotFound, fmt::format("version {} is not in {}", number, store));
-  }
-  const std::string index_path = base::JoinPath(version.directory, checkpoint::kIndexName);
-  SYNCLINE_ASSIGN(const bool indexed, base::Exists(files, index_path));
-  if (!indexed) {
-    const std::string single = base::JoinPath(version.directory, checkpoint::kSingleFileName);
+namespace {
+
+struct DeltaIndex {
+  checkpoint::Index index;
+  DeltaInfo info;
+};
+
+// Nothing for a full version.
+Result<std::optional<DeltaIndex>> ReadDeltaIndex(FileSystem& files, const std::string& store,
+                                                 std::uint64_t number) {
+  const std::string directory = base::JoinPath(store, VersionName(number));
+  const std::string index_path = base::JoinPath(directory, checkpoint::kIndexName);
+  const Result<std::string> text = base::ReadText(files, index_path, checkpoint::kMaxIndexBytes);
+  if (!text && text.error().code != Code::kNotFound) return std::unexpected(text.error());
+  if (!text) {
+    const std::string single = base::JoinPath(directory, checkpoint::kSingleFileName);
     SYNCLINE_ASSIGN(const bool full, base::Exists(files, single));
-    if (full) return version;
+    if (full) return std::nullopt;
+    SYNCLINE_ASSIGN(const bool there, base::Exists(files, directory));
+    if (!there) {
+      return Fail(Code::kNotFound, fmt::format("version {} is not in {}", number, store));
+    }
     return Fail(Code::kCorrupt, fmt::format("version {}: index missing: neither {} nor {}", number,
                                             index_path, checkpoint::kSingleFileName));
   }
-  SYNCLINE_ASSIGN(const std::string text,
-                  base::ReadText(files, index_path, checkpoint::kMaxIndexBytes));
   const auto annotate = [&](base::Error error) {
     return Annotate(std::move(error), fmt::format("version {}: {}", number, index_path));
   };
-  Result<checkpoint::Index> index = checkpoint::ParseIndex(text);
+  Result<checkpoint::Index> index = checkpoint::ParseIndex(*text);
   if (!index) return annotate(std::move(index).error());
   auto info = ParseDeltaInfo(index->metadata);
   if (!info) return annotate(std::move(info).error());
-  version.delta = *info;
-  if (!version.delta) return version;
-  if (version.delta->version != number || version.delta->base_version >= number) {
-    return annotate(
-        {Code::kOutOfOrder, fmt::format("it says version {} on base {}", version.delta->version,
-                                        version.delta->base_version)});
+  if (!*info) return std::nullopt;
+  if ((*info)->version != number || (*info)->base_version >= number) {
+    return annotate({Code::kOutOfOrder, fmt::format("it says version {} on base {}",
+                                                    (*info)->version, (*info)->base_version)});
   }
-  if (Status status = ReadDeltaFiles(files, *index, version); !status) {
+  return DeltaIndex{*std::move(index), **info};
+}
+
+}  // namespace
+
+Result<std::optional<DeltaInfo>> ReadDeltaInfo(FileSystem& files, const std::string& store,
+                                               std::uint64_t number) {
+  SYNCLINE_ASSIGN(const auto index, ReadDeltaIndex(files, store, number));
+  if (!index) return std::nullopt;
+  return index->info;
+}
+
+Result<Version> ReadVersion(FileSystem& files, const std::string& store, std::uint64_t number) {
+  Version version{.number = number, .directory = base::JoinPath(store, VersionName(number))};
+  SYNCLINE_ASSIGN(const auto index, ReadDeltaIndex(files, store, number));
+  if (!index) return version;
+  version.delta = index->info;
+  if (Status status = ReadDeltaFiles(files, index->index, version); !status) {
     return Annotate(std::move(status).error(), fmt::format("version {}", number));
   }
   return version;
@@ -219,6 +243,68 @@ bool IsCompanionFile(std::string_view name) {
       ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".tmp"};
   return !name.starts_with('.') && !name.starts_with("syncline.") &&
          std::ranges::none_of(kWeights, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+Result<std::vector<std::string>> ListCompanions(FileSystem& files, const std::string& directory) {
+  std::vector<std::string> found;
+  std::vector<std::string> folders = {""};
+  while (!folders.empty()) {
+    const std::string folder = std::move(folders.back());
+    folders.pop_back();
+    const std::string where = folder.empty() ? directory : base::JoinPath(directory, folder);
+    SYNCLINE_ASSIGN(const std::vector<std::string> names, files.List(where));
+    for (const std::string& name : names) {
+      if (name.starts_with('.')) continue;
+      const std::string relative = base::JoinPath(folder, name);
+      SYNCLINE_ASSIGN(const base::FileInfo info, files.Stat(base::JoinPath(where, name)));
+      if (info.kind == base::FileInfo::Kind::kDirectory) {
+        if (std::ranges::count(relative, '/') < kMaxFolderDepth) folders.push_back(relative);
+      } else if (info.kind == base::FileInfo::Kind::kFile &&
+                 (IsCompanionFile(name) || name.ends_with(".safetensors.index.json"))) {
+        found.push_back(relative);
+      }
+    }
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+Result<std::vector<std::string>> ListForeignFiles(FileSystem& files, const std::string& directory,
+                                                  bool delta, bool can_list) {
+  constexpr std::array<std::string_view, 12> kUsual = {"config.json",
+                                                       "generation_config.json",
+                                                       "tokenizer.json",
+                                                       "tokenizer_config.json",
+                                                       "special_tokens_map.json",
+                                                       "added_tokens.json",
+                                                       "vocab.json",
+                                                       "merges.txt",
+                                                       "tokenizer.model",
+                                                       "chat_template.jinja",
+                                                       "preprocessor_config.json",
+                                                       "chat_template.json"};
+  std::set<std::string> names;
+  const Result<std::string> text = base::ReadText(
+      files, base::JoinPath(directory, checkpoint::kIndexName), checkpoint::kMaxIndexBytes);
+  if (text) {
+    names.emplace(checkpoint::kIndexName);
+    SYNCLINE_ASSIGN(const checkpoint::Index index, checkpoint::ParseIndex(*text));
+    for (const auto& [tensor, file] : index.weight_map) names.insert(file);
+  } else if (text.error().code == Code::kNotFound) {
+    names.emplace(checkpoint::kSingleFileName);
+  } else {
+    return std::unexpected(text.error());
+  }
+  if (!delta && can_list) {
+    SYNCLINE_ASSIGN(const std::vector<std::string> companions, ListCompanions(files, directory));
+    names.insert(companions.begin(), companions.end());
+  } else if (!delta) {
+    for (const std::string_view name : kUsual) {
+      SYNCLINE_ASSIGN(const bool there, base::Exists(files, base::JoinPath(directory, name)));
+      if (there) names.emplace(name);
+    }
+  }
+  return std::vector<std::string>(names.begin(), names.end());
 }
 
 }  // namespace syncline::store

@@ -56,6 +56,11 @@ struct Version {
 base::Result<Version> ReadVersion(base::FileSystem& files, const std::string& store,
                                   std::uint64_t version);
 
+// What its index says of the base; nothing for a full version. Errors as of ReadVersion.
+base::Result<std::optional<DeltaInfo>> ReadDeltaInfo(base::FileSystem& files,
+                                                     const std::string& store,
+                                                     std::uint64_t version);
+
 // Numbers of all version directories, ascending. kNotFound if there is no such directory.
 base::Result<std::vector<std::uint64_t>> ListVersions(base::FileSystem& files,
                                                       const std::string& store);
@@ -63,5 +68,18 @@ base::Result<std::vector<std::uint64_t>> ListVersions(base::FileSystem& files,
 // Is that file of a checkpoint directory something to be carried along with the weights
 // (configuration, tokenizer …), and not weights in whatever form, an index, or a hidden file?
 bool IsCompanionFile(std::string_view name);
+
+// What of a checkpoint directory, sub-folders included, goes with its weight files: companions, and
+// the indexes. Relative paths, sorted. Links to files are followed by name; hidden folders, and our
+// own of a version, are left out.
+base::Result<std::vector<std::string>> ListCompanions(base::FileSystem& files,
+                                                      const std::string& directory);
+
+// The files of a version without manifest: those that its index names, the index, and of a full
+// version its companions; where the folder cannot be listed, those of the usual names that are
+// there.
+base::Result<std::vector<std::string>> ListForeignFiles(base::FileSystem& files,
+                                                        const std::string& directory, bool delta,
+                                                        bool can_list);
 
 }  // namespace syncline::store

@@ -52,8 +52,8 @@ class ReplicaReading {
     SYNCLINE_ASSIGN(reading.is_replica_, reading.state_.IsReplica());
     if (!reading.is_replica_) return reading;
     SYNCLINE_ASSIGN(reading.lock_, reading.state_.Lock(base::LockMode::kShared, &cancel));
-    SYNCLINE_ASSIGN(reading.version_, reading.state_.ReadMarker());
-    if (!reading.version_) {
+    SYNCLINE_ASSIGN(reading.marker_, reading.state_.ReadMarker());
+    if (!reading.marker_) {
       return Fail(Code::kOutOfOrder,
                   fmt::format("{}: this replica holds no whole version (its marker is missing); "
                               "pull it again",
@@ -65,11 +65,11 @@ class ReplicaReading {
   // kOutOfOrder if the replica has changed since Begin.
   Status End() const {
     if (!is_replica_) return {};
-    SYNCLINE_ASSIGN(const std::optional<std::uint64_t> version, state_.ReadMarker());
-    if (version == version_) return {};
+    SYNCLINE_ASSIGN(const std::optional<replica::Marker> marker, state_.ReadMarker());
+    if (marker == marker_) return {};
     return Fail(Code::kOutOfOrder,
                 fmt::format("{}: the replica was at version {} and changed while it was read",
-                            state_.directory(), *version_));
+                            state_.directory(), marker_->version));
   }
 
  private:
@@ -78,7 +78,7 @@ class ReplicaReading {
   replica::ReplicaState state_;
   bool is_replica_ = false;
   std::unique_ptr<base::FileLock> lock_;
-  std::optional<std::uint64_t> version_;
+  std::optional<replica::Marker> marker_;
 };
 
 class LiveWeights : public Weights {

@@ -212,7 +212,7 @@ TEST_F(WeightsTest, ReplicaWithoutMarkerIsRefused) {
   ASSERT_OK(FileSystem::Posix().MakeDirectories(Path("second") + "/.weight_sync"));
   EXPECT_ERROR(Update(Path("second"), "two"), Code::kOutOfOrder, "marker");
   ExpectOld();
-  ASSERT_OK(state.PublishMarker(5));
+  ASSERT_OK(state.PublishMarker({.version = 5, .token = "a"}));
   ASSERT_OK(Update(Path("second"), "two"));
   ExpectServed(3, 4, "second", "two");
 }
@@ -221,9 +221,9 @@ TEST_F(WeightsTest, ReplicaWithoutMarkerIsRefused) {
 TEST_F(WeightsTest, ReplicaThatChangesMeanwhileIsRefused) {
   const replica::ReplicaState state(FileSystem::Posix(), Path("second"));
   ASSERT_OK(FileSystem::Posix().MakeDirectories(Path("second") + "/.weight_sync"));
-  ASSERT_OK(state.PublishMarker(5));
+  ASSERT_OK(state.PublishMarker({.version = 5, .token = "a"}));
   faulty_.SetRule([&](std::string_view operation, const std::string& path) -> base::Status {
-    if (operation == "read" && path.ends_with("model.safetensors")) return state.PublishMarker(6);
+    if (operation == "read" && path.ends_with("model.safetensors")) return state.PublishMarker({.version = 6, .token = "b"});
     return {};
   });
   EXPECT_ERROR(Update(Path("second"), "two"), Code::kOutOfOrder, "at version 5 and changed");

@@ -1,0 +1,76 @@
+#include "replica/install.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+
+#include "base/pool.h"
+
+namespace syncline::replica {
+namespace {
+
+using base::ByteSpan;
+using base::MutableByteSpan;
+using base::Result;
+using base::Status;
+using delta::BlockRecord;
+
+Status InstallRecord(base::File& file, std::uint64_t tensor_offset, const BlockRecord& record,
+                     delta::Side side, base::Buffer& buffer) {
+  const MutableByteSpan bytes = buffer.Get(record.end() - record.begin());
+  const std::uint64_t offset = tensor_offset + record.begin();
+  if (!record.whole()) SYNCLINE_TRY(base::ReadExactly(file, bytes, offset));
+  record.Write(side, bytes);
+  return file.WriteAt(bytes, offset);
+}
+
+}  // namespace
+
+Status Install(base::FileSystem& files, const std::string& directory, const Journal& journal,
+               delta::Side side, base::ThreadPool& pool, base::Progress& progress) {
+  std::map<std::string, std::unique_ptr<base::File>> open;
+  std::vector<base::File*> file_of;  // of each tensor
+  for (const JournalTensor& tensor : journal.head().tensors) {
+    std::unique_ptr<base::File>& file = open[tensor.file];
+    if (file == nullptr) {
+      SYNCLINE_ASSIGN(
+          file, files.Open(base::JoinPath(directory, tensor.file), base::OpenMode::kReadWrite));
+    }
+    SYNCLINE_ASSIGN(const base::FileInfo info, file->Stat());
+    if (tensor.offset + tensor.bytes > info.size) {
+      return base::Fail(base::Code::kCorrupt,
+                        fmt::format("{} has {} bytes, tensor {} ends at {}", file->path(),
+                                    info.size, tensor.name, tensor.offset + tensor.bytes));
+    }
+    file_of.push_back(file.get());
+  }
+  progress.Begin("write", journal.bytes());
+  base::Pool<base::Buffer> images;
+  base::Pool<std::vector<std::byte>> segments;
+  return pool.ParallelFor(journal.segment_count(), [&](std::size_t i) -> Status {
+    const base::Pool<base::Buffer>::Lease image(images);
+    const base::Pool<std::vector<std::byte>>::Lease buffer(segments);
+    SYNCLINE_ASSIGN(ByteSpan records, journal.ReadSegment(i, *buffer));
+    progress.Add(records.size());
+    const std::uint32_t tensor = journal.tensor_of(i);
+    while (!records.empty()) {
+      SYNCLINE_ASSIGN(const BlockRecord record, BlockRecord::Read(records));
+      SYNCLINE_TRY(InstallRecord(*file_of[tensor], journal.head().tensors[tensor].offset, record,
+                                 side, *image));
+      records = records.subspan(record.record_bytes());
+    }
+    return {};
+  });
+}
+
+Status SyncFiles(base::FileSystem& files, const std::string& directory,
+                 const std::vector<std::string>& names, base::ThreadPool& pool) {
+  return pool.ParallelFor(names.size(), [&](std::size_t i) -> Status {
+    SYNCLINE_ASSIGN(const auto file,
+                    files.Open(base::JoinPath(directory, names[i]), base::OpenMode::kReadWrite));
+    return file->Sync();
+  });
+}
+
+}  // namespace syncline::replica

@@ -1,0 +1,24 @@
+// Writes one side of a journal into the files of a replica.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/progress.h"
+#include "base/thread_pool.h"
+#include "delta/block_patch.h"
+#include "replica/journal.h"
+
+namespace syncline::replica {
+
+// Afterwards every place that the journal knows has its old or its new value, whatever it had
+// before; so it may be repeated after a failure. In parallel. Nothing is synced.
+base::Status Install(base::FileSystem& files, const std::string& directory, const Journal& journal,
+                     delta::Side side, base::ThreadPool& pool, base::Progress& progress);
+
+// The data of these files (relative to the directory) is on the device when it returns.
+base::Status SyncFiles(base::FileSystem& files, const std::string& directory,
+                       const std::vector<std::string>& names, base::ThreadPool& pool);
+
+}  // namespace syncline::replica

@@ -1,0 +1,41 @@
+// The first half of an apply: reads a delta and the replica, finds out what the replica would
+// become, and writes the journal of it. Nothing of the replica changes.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/file.h"
+#include "base/progress.h"
+#include "base/thread_pool.h"
+#include "checkpoint/checkpoint.h"
+#include "replica/changes.h"
+#include "replica/journal.h"
+#include "store/version.h"
+
+namespace syncline::replica {
+
+struct Prepared {
+  std::vector<ChangedTensor> changed;  // one for each tensor of the delta
+  std::uint64_t elements_changed = 0;
+  std::uint64_t bytes_read = 0;  // of the version's files
+  std::uint64_t journal_bytes = 0;
+  // Tensors that would not get the published hash. If there are any, no journal was committed.
+  std::vector<std::string> wrong;
+  // Those of `wrong` whose bytes are not what the replica believes to hold: the fault is its own.
+  std::vector<std::string> damaged;
+};
+
+// `head.tensors` is filled in, with head.from's hashes taken from `hashes`. The journal is written
+// to `path` and synced. Beside a few MiB for each thread one frame is held by each; frames above
+// 32 MiB are copied to a file of ours and mapped. Errors name version, file and tensor.
+base::Result<Prepared> Prepare(base::FileSystem& files, const checkpoint::Checkpoint& checkpoint,
+                               const store::Version& version,
+                               const std::map<std::string, TensorHash, std::less<>>& hashes,
+                               JournalHead head, const std::string& path, base::ThreadPool& pool,
+                               base::Progress& progress, const base::CancelToken* cancel);
+
+}  // namespace syncline::replica

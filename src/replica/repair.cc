@@ -1,0 +1,237 @@
+// 1. Withdraw the marker, durably.
+// 2. Find what leads to the version that is held (plan.h), without the replica itself.
+// 3. Files: write headers and other parts that no tensor covers, if the checkpoint at the plan's
+//    start has the very same. Then look again which tensors are damaged.
+// 4. Tensors: write the start's bytes, then apply each delta that names the tensor, in place, block
+//    by block. The hash decides.
+// 5. Sync, and publish the marker.
+#include "replica/repair.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "base/pool.h"
+#include "checkpoint/checkpoint.h"
+#include "delta/patch.h"
+#include "replica/install.h"
+#include "replica/plan.h"
+
+namespace syncline::replica {
+namespace {
+
+using base::Code;
+using base::Fail;
+using base::FileSystem;
+using base::Result;
+using base::Status;
+using checkpoint::Checkpoint;
+using checkpoint::CheckpointTensor;
+using store::Version;
+
+constexpr std::size_t kPieceBytes = 1 << 20;
+
+Status CopyPieces(base::File& from, std::uint64_t from_offset, base::File& to,
+                  std::uint64_t to_offset, std::uint64_t bytes) {
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(kPieceBytes, bytes));
+  for (std::uint64_t at = 0; at < bytes; at += buffer.size()) {
+    const auto piece = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), bytes - at));
+    SYNCLINE_TRY(base::ReadExactly(from, piece, from_offset + at));
+    SYNCLINE_TRY(to.WriteAt(piece, to_offset + at));
+  }
+  return {};
+}
+
+class Repairer {
+ public:
+  Repairer(const ReplicaState& state, const Head& head, store::Source& source)
+      : state_(state), head_(head), source_(source) {}
+
+  // Step 2.
+  Status OpenStart(const std::string& seed) {
+    const std::uint64_t version = head_.held.version;
+    if (version != 0 || seed.empty()) {
+      SYNCLINE_ASSIGN(const bool same, IsHeld(source_, head_.held, nullptr));
+      if (!same) {
+        return Fail(Code::kOutOfOrder, fmt::format("version {} of {} is another one than {} holds",
+                                                   version, source_.url(), state_.directory()));
+      }
+    }
+    SYNCLINE_ASSIGN(const Plan plan, MakePlan(source_, version, nullptr, seed));
+    start_files_ = &source_.files();
+    std::string directory = plan.start.directory;
+    if (plan.kind == Plan::Start::kSeed) {
+      start_files_ = &state_.files();
+      directory = plan.seed;
+    } else if (plan.kind == Plan::Start::kFullCopy) {
+      directory = base::JoinPath(directory, store::kFullCopyFolder);
+    }
+    SYNCLINE_ASSIGN(start_, Checkpoint::Open(*start_files_, directory));
+    for (const store::Described& described : plan.deltas) {
+      SYNCLINE_ASSIGN(Version delta,
+                      store::ReadVersion(source_.files(), source_.path(), described.number));
+      deltas_.push_back(std::move(delta));
+    }
+    return {};
+  }
+
+  // Step 3.
+  Status RepairFile(const std::string& name) {
+    const auto wanted = head_.rests.find(name);
+    const std::string from = base::JoinPath(start_->directory(), name);
+    const std::string to = base::JoinPath(state_.directory(), name);
+    const auto cannot = [&] {
+      return Fail(Code::kCorrupt,
+                  fmt::format("{} is damaged, and {} is not the file that it came from", to, from));
+    };
+    if (wanted == head_.rests.end()) return cannot();
+    touched_.insert(name);
+    ++report_.files;
+    const auto weights = std::ranges::find(start_->files(), name, &Checkpoint::WeightFile::name);
+    if (weights == start_->files().end()) return RepairWhole(from, to, wanted->second, cannot);
+    const auto number = static_cast<std::size_t>(weights - start_->files().begin());
+    SYNCLINE_ASSIGN(const std::string rest, HashRest(*start_files_, *start_, number));
+    if (rest != wanted->second) return cannot();
+    SYNCLINE_ASSIGN(const auto in, start_files_->Open(from, base::OpenMode::kRead));
+    SYNCLINE_ASSIGN(const bool there, base::Exists(state_.files(), to));
+    SYNCLINE_ASSIGN(const auto out, state_.files().Open(to, there ? base::OpenMode::kReadWrite
+                                                                  : base::OpenMode::kCreateNew));
+    SYNCLINE_TRY(out->Allocate(weights->bytes));
+    for (const auto& [begin, end] : UncoveredRanges(*start_, number)) {
+      SYNCLINE_TRY(CopyPieces(*in, begin, *out, begin, end - begin));
+      report_.bytes_read += end - begin;
+    }
+    return {};
+  }
+
+  // Step 4.
+  Status RepairTensor(const Checkpoint& replica, const std::string& name) {
+    const CheckpointTensor* to = replica.Find(name);
+    const CheckpointTensor* from = start_->Find(name);
+    const auto hash = head_.hashes.find(name);
+    if (to == nullptr || from == nullptr || hash == head_.hashes.end() ||
+        to->bytes != from->bytes || to->dtype != from->dtype) {
+      return Fail(Code::kCorrupt, fmt::format("{}: tensor {} is not in {} as it is needed",
+                                              state_.directory(), name, start_->directory()));
+    }
+    touched_.insert(replica.files()[to->file].name);
+    SYNCLINE_ASSIGN(const auto in,
+                    start_files_->Open(start_->FilePath(from->file), base::OpenMode::kRead));
+    SYNCLINE_ASSIGN(const auto out,
+                    state_.files().Open(replica.FilePath(to->file), base::OpenMode::kReadWrite));
+    SYNCLINE_TRY(CopyPieces(*in, from->offset, *out, to->offset, to->bytes));
+    report_.bytes_read += to->bytes;
+    for (const Version& version : deltas_) SYNCLINE_TRY(ApplyTo(version, *to, *out));
+    SYNCLINE_ASSIGN(const std::string now, HashOf(*out, *to, hash->second.kind));
+    ++report_.tensors;
+    if (now == hash->second.hex) return {};
+    return Fail(Code::kChecksumMismatch,
+                fmt::format("{}: tensor {} could not be healed: what {} leads to has the hash {}, "
+                            "expected {}",
+                            state_.directory(), name, source_.url(), now, hash->second.hex));
+  }
+
+  Status Sync(base::ThreadPool& pool) const {
+    return SyncFiles(state_.files(), state_.directory(), {touched_.begin(), touched_.end()}, pool);
+  }
+
+  const RepairReport& report() const { return report_; }
+
+ private:
+  template <typename Cannot>
+  Status RepairWhole(const std::string& from, const std::string& to, const std::string& hash,
+                     const Cannot& cannot) {
+    const auto text = base::ReadText(*start_files_, from, std::uint64_t{1} << 30);
+    if (!text && text.error().code != Code::kNotFound) return std::unexpected(text.error());
+    if (!text || tensor::HashHex(tensor::HashKind::kXxh3, base::AsBytes(*text)) != hash) {
+      return cannot();
+    }
+    report_.bytes_read += text->size();
+    return base::WriteTextAtomically(state_.files(), to, *text, true);
+  }
+
+  Status ApplyTo(const Version& version, const CheckpointTensor& tensor, base::File& out) {
+    const auto delta =
+        std::ranges::lower_bound(version.tensors, tensor.name, {}, &store::DeltaTensor::name);
+    if (delta == version.tensors.end() || delta->name != tensor.name) return {};
+    const std::string path = base::JoinPath(version.directory, version.files[delta->file]);
+    SYNCLINE_ASSIGN(const auto file, source_.files().Open(path, base::OpenMode::kRead));
+    std::vector<std::byte> frame(delta->bytes);
+    SYNCLINE_TRY(base::ReadExactly(*file, frame, delta->offset));
+    report_.bytes_read += frame.size();
+    SYNCLINE_ASSIGN(const auto patch,
+                    delta::OpenPatch(version.delta->encoding, frame, tensor.bytes, tensor.dtype));
+    delta::BlockPatch block = patch->MakeBlock();
+    std::vector<std::byte> image(delta::kBlockBytes);
+    std::vector<std::byte> records;
+    for (std::uint64_t at = 0; at < tensor.bytes; at += delta::kBlockBytes) {
+      const auto part =
+          std::span(image).first(std::min<std::uint64_t>(delta::kBlockBytes, tensor.bytes - at));
+      SYNCLINE_TRY(base::ReadExactly(out, part, tensor.offset + at));
+      SYNCLINE_TRY(patch->Next(part.size(), block));
+      records.clear();
+      if (block.Apply(part, at, 1, records) == 0) continue;
+      SYNCLINE_TRY(out.WriteAt(part, tensor.offset + at));
+    }
+    return patch->Finish();
+  }
+
+  static Result<std::string> HashOf(base::File& file, const CheckpointTensor& tensor,
+                                    tensor::HashKind kind) {
+    const auto hasher = tensor::MakeHasher(kind);
+    std::vector<std::byte> buffer(std::min<std::uint64_t>(kPieceBytes, tensor.bytes));
+    for (std::uint64_t at = 0; at < tensor.bytes; at += buffer.size()) {
+      const auto piece =
+          std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), tensor.bytes - at));
+      SYNCLINE_TRY(base::ReadExactly(file, piece, tensor.offset + at));
+      hasher->Update(piece);
+    }
+    return hasher->Hex();
+  }
+
+  const ReplicaState& state_;
+  const Head& head_;
+  store::Source& source_;
+  FileSystem* start_files_ = nullptr;
+  std::optional<Checkpoint> start_;
+  std::vector<Version> deltas_;
+  std::set<std::string> touched_;
+  RepairReport report_;
+};
+
+}  // namespace
+
+Result<RepairReport> Repair(const ReplicaState& state, const Head& head, Damage damage,
+                            store::Source& source, const std::string& seed, base::ThreadPool& pool,
+                            base::Progress& progress, const base::CancelToken* cancel) {
+  SYNCLINE_TRY(state.WithdrawMarker());
+  Repairer repairer(state, head, source);
+  SYNCLINE_TRY(repairer.OpenStart(seed));
+  std::vector<std::string> whole = damage.files;
+  whole.insert(whole.end(), damage.companions.begin(), damage.companions.end());
+  for (const std::string& name : whole) SYNCLINE_TRY(repairer.RepairFile(name));
+  if (!damage.files.empty()) {
+    SYNCLINE_ASSIGN(damage, FindDamage(state, head, nullptr, pool, progress, cancel));
+    if (!damage.files.empty()) {
+      return Fail(Code::kCorrupt, fmt::format("{}: {} could not be healed", state.directory(),
+                                              fmt::join(damage.files, ", ")));
+    }
+  }
+  SYNCLINE_ASSIGN(const Checkpoint replica, Checkpoint::Open(state.files(), state.directory()));
+  progress.Begin("repair", damage.tensors.size());
+  for (const std::string& name : damage.tensors) {
+    if (cancel != nullptr) SYNCLINE_TRY(cancel->Check());
+    SYNCLINE_TRY(repairer.RepairTensor(replica, name));
+    progress.Add(1);
+  }
+  SYNCLINE_TRY(repairer.Sync(pool));
+  SYNCLINE_TRY(state.WriteHead(head));
+  SYNCLINE_TRY(state.PublishMarker(head.held));
+  return repairer.report();
+}
+
+}  // namespace syncline::replica

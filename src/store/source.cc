@@ -1,0 +1,268 @@
+#include "store/source.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <thread>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/index.h"
+#include "objects/object_files.h"
+#include "store/fetch.h"
+#include "store/latest.h"
+#include "tensor/hash.h"
+
+namespace syncline::store {
+namespace {
+
+using base::Code;
+using base::Fail;
+using base::FileSystem;
+using base::Result;
+using base::Status;
+
+constexpr double kRemoteWaitSeconds = 30;
+constexpr std::uint64_t kMaxSignatureBytes = 1 << 16;
+
+// The text of a file; nothing if it is not there.
+Result<std::optional<std::string>> ReadIfThere(FileSystem& files, const std::string& path,
+                                               std::uint64_t limit) {
+  Result<std::string> text = base::ReadText(files, path, limit);
+  if (text) return *std::move(text);
+  if (text.error().code == Code::kNotFound) return std::nullopt;
+  return std::unexpected(std::move(text).error());
+}
+
+bool InFullCopy(std::string_view name) {
+  return name.starts_with(kFullCopyFolder) && name.substr(kFullCopyFolder.size()).starts_with('/');
+}
+
+// Something that may be there in a moment.
+bool MayAppear(const base::Error& error) {
+  return error.code == Code::kNotFound || error.code == Code::kCorrupt ||
+         error.code == Code::kOutOfOrder;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Source>> Source::Open(FileSystem& files, const std::string& url,
+                                             SourceOptions options) {
+  std::unique_ptr<Source> source(new Source);
+  source->local_ = &files;
+  SYNCLINE_ASSIGN(source->objects_, objects::Open(files, url, options.connection));
+  if (source->is_directory()) {
+    source->files_ = &files;
+  } else {
+    source->remote_files_ =
+        std::make_unique<objects::ObjectFiles>(*source->objects_, options.cancel);
+    source->files_ = source->remote_files_.get();
+  }
+  for (const std::string& path : options.trusted_keys) {
+    SYNCLINE_ASSIGN(TrustedKey key, TrustedKey::Read(FileSystem::Posix(), path));
+    source->keys_.push_back(std::move(key));
+  }
+  source->options_ = std::move(options);
+  return source;
+}
+
+Status Source::Refresh(std::optional<std::uint64_t> version) {
+  if (!options_.before_read) return {};
+  Status status = options_.before_read(version);
+  if (status) return {};
+  return Annotate(std::move(status).error(), "the hook before reading failed");
+}
+
+// Tries again, with growing pauses, as long as something may appear and time is left.
+template <typename Try>
+auto Source::Wait(std::uint64_t version, const Try& attempt) -> decltype(attempt()) {
+  using Clock = std::chrono::steady_clock;
+  const double seconds = options_.wait_seconds.value_or(is_directory() ? 0 : kRemoteWaitSeconds);
+  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
+  auto pause = std::chrono::milliseconds(50);
+  while (true) {
+    auto result = attempt();
+    if (result || !MayAppear(result.error()) || Clock::now() + pause > deadline) return result;
+    const auto until = Clock::now() + pause;
+    while (Clock::now() < until) {
+      if (options_.cancel != nullptr) SYNCLINE_TRY(options_.cancel->Check());
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    pause = std::min(2 * pause, std::chrono::milliseconds(2000));
+    SYNCLINE_TRY(Refresh(version));
+  }
+}
+
+Result<std::vector<std::uint64_t>> Source::ListVersions() {
+  if (is_directory()) return store::ListVersions(*files_, path());
+  SYNCLINE_ASSIGN(const std::vector<objects::ObjectInfo> folders,
+                  objects_->List("", /*folders_only=*/true, options_.cancel));
+  std::vector<std::uint64_t> versions;
+  for (const objects::ObjectInfo& folder : folders) {
+    std::string_view name = folder.key;
+    if (name.ends_with('/')) name.remove_suffix(1);
+    if (const auto version = ParseVersionName(name)) versions.push_back(*version);
+  }
+  std::ranges::sort(versions);
+  // A version that is on its way up has a folder, too.
+  while (!versions.empty()) {
+    SYNCLINE_ASSIGN(const bool there, Has(versions.back()));
+    if (there) break;
+    versions.pop_back();
+  }
+  return versions;
+}
+
+Result<std::uint64_t> Source::Latest() {
+  if (is_directory()) {
+    SYNCLINE_ASSIGN(const std::vector<std::uint64_t> versions, ListVersions());
+    if (!versions.empty()) return versions.back();
+    return Fail(Code::kNotFound, fmt::format("{} holds no version", url()));
+  }
+  SYNCLINE_ASSIGN(const std::optional<store::Latest> pointer, ReadLatest(*files_, path()));
+  has_pointer_ = pointer.has_value();
+  if (!pointer && objects_->can_list()) {
+    SYNCLINE_ASSIGN(const std::vector<std::uint64_t> versions, ListVersions());
+    if (!versions.empty()) return versions.back();
+  }
+  if (!pointer) {
+    return Fail(Code::kNotFound,
+                fmt::format("{} does not say which version is the newest ({} is missing); ask for "
+                            "one by its number",
+                            url(), kLatestName));
+  }
+  // The pointer moves after the version was committed.
+  std::uint64_t newest = pointer->version;
+  while (true) {
+    SYNCLINE_ASSIGN(const bool more, Has(newest + 1));
+    if (!more) return newest;
+    ++newest;
+  }
+}
+
+Result<bool> Source::Has(std::uint64_t version) {
+  const std::string directory = base::JoinPath(path(), VersionName(version));
+  if (is_directory()) return base::Exists(*files_, directory);
+  SYNCLINE_ASSIGN(const bool ours, base::Exists(*files_, base::JoinPath(directory, kManifestName)));
+  if (ours) return true;
+  if (!has_pointer_) {
+    SYNCLINE_ASSIGN(const std::optional<store::Latest> pointer, ReadLatest(*files_, path()));
+    has_pointer_ = pointer.has_value();
+  }
+  // Where we publish, the manifest is the commit.
+  if (*has_pointer_) return false;
+  for (const std::string_view name : {checkpoint::kIndexName, checkpoint::kSingleFileName}) {
+    SYNCLINE_ASSIGN(const bool there, base::Exists(*files_, base::JoinPath(directory, name)));
+    if (there) return true;
+  }
+  return false;
+}
+
+Result<Described> Source::Describe(std::uint64_t version) {
+  auto described = Wait(version, [&] { return DescribeNow(version); });
+  if (described) SYNCLINE_TRY(CheckSigned(*described));
+  return described;
+}
+
+Result<Described> Source::DescribeNow(std::uint64_t version) {
+  SYNCLINE_ASSIGN(const bool there, Has(version));
+  if (!there) return Fail(Code::kNotFound, fmt::format("version {} is not in {}", version, url()));
+  Described described{.number = version, .directory = base::JoinPath(path(), VersionName(version))};
+  SYNCLINE_ASSIGN(described.manifest, ReadManifest(*files_, described.directory));
+  SYNCLINE_ASSIGN(described.delta, ReadDeltaInfo(*files_, path(), version));
+  if (described.manifest) {
+    const Manifest& manifest = described.manifest->manifest;
+    const std::optional<std::uint64_t> base =
+        described.delta ? std::optional(described.delta->base_version) : std::nullopt;
+    if (manifest.version != version || manifest.base_version != base) {
+      return Fail(
+          Code::kCorrupt,
+          fmt::format("version {} of {}: the manifest speaks of version {} on {}, the index "
+                      "of a base {}",
+                      version, url(), manifest.version, manifest.base_version.value_or(version),
+                      base.value_or(version)));
+    }
+    described.identity = described.manifest->identity;
+    for (const ManifestFile& file : manifest.files) {
+      if (InFullCopy(file.name)) {
+        described.full_copy_bytes = described.full_copy_bytes.value_or(0) + file.bytes;
+      } else {
+        described.bytes += file.bytes;
+      }
+    }
+    return described;
+  }
+  const std::string index_path = base::JoinPath(described.directory, checkpoint::kIndexName);
+  SYNCLINE_ASSIGN(const auto index, ReadIfThere(*files_, index_path, checkpoint::kMaxIndexBytes));
+  if (index) {
+    described.identity = "index:" + tensor::HashHex(tensor::HashKind::kXxh3, base::AsBytes(*index));
+  }
+  return described;
+}
+
+Status Source::CheckSigned(Described& version) {
+  if (keys_.empty()) return {};
+  if (!version.manifest) {
+    return Fail(
+        Code::kPermissionDenied,
+        fmt::format("version {} of {} is not signed: it has no manifest", version.number, url()));
+  }
+  SYNCLINE_ASSIGN(
+      const auto signature,
+      ReadIfThere(*files_, base::JoinPath(version.directory, kSignatureName), kMaxSignatureBytes));
+  auto signer = CheckSignature(version.manifest->text, signature.value_or(""), keys_);
+  if (!signer) {
+    return Annotate(std::move(signer).error(),
+                    fmt::format("version {} of {}", version.number, url()));
+  }
+  version.signed_by = *std::move(signer);
+  return {};
+}
+
+Result<std::string> Source::Bring(const Described& version, Part part, const std::string& spool,
+                                  base::ThreadPool& pool, base::Progress& progress) {
+  auto directory =
+      Wait(version.number, [&] { return BringNow(version, part, spool, pool, progress); });
+  if (directory) return directory;
+  return Annotate(std::move(directory).error(), fmt::format("version {}", version.number));
+}
+
+Result<std::string> Source::BringNow(const Described& version, Part part, const std::string& spool,
+                                     base::ThreadPool& pool, base::Progress& progress) {
+  const std::string_view folder = part == Part::kFullCopy ? kFullCopyFolder : "";
+  const auto inside = [&](const std::string& directory) {
+    return folder.empty() ? directory : base::JoinPath(directory, folder);
+  };
+  if (is_directory()) {
+    if (version.manifest) {
+      const bool hash = version.delta && part == Part::kVersion;
+      SYNCLINE_TRY(CheckFiles(*files_, version.directory, version.manifest->manifest, part,
+                              hash || !keys_.empty(), pool, options_.cancel));
+    }
+    return inside(version.directory);
+  }
+  const std::string to = base::JoinPath(spool, VersionName(version.number));
+  std::vector<FetchFile> wanted;
+  if (version.manifest) {
+    for (const ManifestFile& file : version.manifest->manifest.files) {
+      if (InFullCopy(file.name) != (part == Part::kFullCopy)) continue;
+      wanted.push_back(
+          {base::JoinPath(version.directory, file.name), file.name, file.bytes, file.sha256});
+    }
+  } else {
+    // What the version's own files name, and what can be listed beside them.
+    SYNCLINE_ASSIGN(const std::vector<std::string> names,
+                    ListForeignFiles(*files_, version.directory, version.delta.has_value(),
+                                     objects_->can_list()));
+    for (const std::string& name : names) {
+      const std::string key = base::JoinPath(version.directory, name);
+      SYNCLINE_ASSIGN(const base::FileInfo info, files_->Stat(key));
+      wanted.push_back({key, name, info.size, ""});
+    }
+  }
+  SYNCLINE_TRY(Fetch(*objects_, wanted, *local_, to, pool, progress, options_.cancel));
+  return inside(to);
+}
+
+}  // namespace syncline::store

@@ -1,0 +1,112 @@
+// A store as its readers see it, wherever it is: a directory, an HTTP server, an S3 bucket.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/file.h"
+#include "base/progress.h"
+#include "base/thread_pool.h"
+#include "objects/object_store.h"
+#include "store/manifest.h"
+#include "store/signature.h"
+#include "store/version.h"
+
+namespace syncline::store {
+
+struct SourceOptions {
+  objects::Settings connection;
+  // PEM files of public keys. If there are any, only what one of them has signed is read.
+  std::vector<std::string> trusted_keys;
+  // How long to wait for what a manifest names, or for a version that was asked for, to become
+  // visible; nothing: 30 for a store that is not a directory, 0 for a directory.
+  std::optional<double> wait_seconds;
+  // Called before the store is read, and again while something is waited for: a place to refresh a
+  // mount. `version`: the one that is wanted; nothing: the newest.
+  std::function<base::Status(std::optional<std::uint64_t> version)> before_read;
+  const base::CancelToken* cancel = nullptr;  // of every call; must outlive the source
+};
+
+// What is known of a version before its weights are read.
+struct Described {
+  std::uint64_t number = 0;
+  std::string directory;                       // in Source::files()
+  std::optional<DeltaInfo> delta;              // nothing: a full version
+  std::optional<ReadManifestResult> manifest;  // nothing: not by a publisher of ours
+  std::string identity;     // of the manifest; without one "index:" and the xxh3-128 of the index
+                            // text, or "" of a full version without index
+  std::string signed_by;    // fingerprint of the trusted key; empty: nobody asked
+  std::uint64_t bytes = 0;  // of its files, the full copy left out
+  std::optional<std::uint64_t> full_copy_bytes;  // nothing: there is no full copy
+
+  // Is it, as far as anybody can tell, what `held` stands for?
+  bool IsIdentity(const std::string& held) const { return held.empty() || held == identity; }
+  const Manifest* full_manifest() const {
+    return manifest && !delta ? &manifest->manifest : nullptr;
+  }
+};
+
+class Source {
+ public:
+  // `files` serves local directories; must outlive the source. Asks nothing of the store yet but to
+  // read the keys.
+  static base::Result<std::unique_ptr<Source>> Open(base::FileSystem& files, const std::string& url,
+                                                    SourceOptions options);
+
+  const std::string& url() const { return objects_->url(); }
+  bool is_directory() const { return !objects_->local_path().empty(); }
+  // Through which the store can be read like a directory, and its path there.
+  base::FileSystem& files() { return *files_; }
+  const std::string& path() const { return objects_->local_path(); }
+  objects::ObjectStore& objects() { return *objects_; }
+
+  // Calls SourceOptions::before_read.
+  base::Status Refresh(std::optional<std::uint64_t> version);
+
+  // Ascending. kNotFound if there is no such directory, kIncompatible where it cannot be asked.
+  base::Result<std::vector<std::uint64_t>> ListVersions();
+  // The newest version: by the pointer, and what was committed after it. kNotFound: there is none,
+  // or a server that cannot be asked has no pointer.
+  base::Result<std::uint64_t> Latest();
+  base::Result<bool> Has(std::uint64_t version);
+
+  // Waits as wait_seconds says. kNotFound: there is no such version. kPermissionDenied: it is not
+  // signed as it must be. kCorrupt: its files do not follow their formats. Of a delta only the index
+  // and the manifest are read.
+  base::Result<Described> Describe(std::uint64_t version);
+
+  // The directory, in files() of the machine, that holds the version's files (or its full copy). Of
+  // a store that is a directory: where it is. Of others everything is fetched to `spool`/weight_vN
+  // first, in parallel ranges; what a call that was interrupted has fetched is not fetched again.
+  // Every file must have the size and SHA-256 of the manifest (of a full version in a directory
+  // only its size, unless keys are trusted: its tensors have hashes of their own). Waits as
+  // wait_seconds says; then kNotFound, kCorrupt or kChecksumMismatch names the file, expected and
+  // actual. kNoSpace before anything is fetched.
+  base::Result<std::string> Bring(const Described& version, Part part, const std::string& spool,
+                                  base::ThreadPool& pool, base::Progress& progress);
+
+ private:
+  Source() = default;
+
+  base::Result<Described> DescribeNow(std::uint64_t version);
+  base::Result<std::string> BringNow(const Described& version, Part part, const std::string& spool,
+                                     base::ThreadPool& pool, base::Progress& progress);
+  base::Status CheckSigned(Described& version);
+  template <typename Try>
+  auto Wait(std::uint64_t version, const Try& attempt) -> decltype(attempt());
+
+  base::FileSystem* local_ = nullptr;
+  std::unique_ptr<objects::ObjectStore> objects_;
+  std::unique_ptr<base::FileSystem> remote_files_;
+  base::FileSystem* files_ = nullptr;
+  SourceOptions options_;
+  std::vector<TrustedKey> keys_;
+  std::optional<bool> has_pointer_;
+};
+
+}  // namespace syncline::store
