@@ -150,7 +150,7 @@ Status Disturbed::CheckError(const base::Error& error) const {
       allowed.push_back(Code::kNoSpace);
       break;
     case Fault::kShortRead:
-      allowed = {Code::kCorrupt, Code::kIo};
+      allowed = {Code::kCorrupt, Code::kChecksumMismatch, Code::kIo};
       break;
     case Fault::kFlip:
       allowed = kDamaged;

@@ -46,6 +46,7 @@ class World {
   const Model& model() const { return model_; }
   // The host's files. Another object after each CutPower.
   base::FileSystem& machine();
+  std::uint64_t boots() const { return boots_; }
   bool has_power() const { return power_ != nullptr; }
   const std::string& root() const { return root_; }
   const std::string& store() const { return store_; }
@@ -94,6 +95,7 @@ class World {
   base::Status ExpectHonest() const;
 
   void Say(const std::string& text) const;  // a line of the story, if verbose
+  void SayFiles(const std::string& folder) const;
 
  private:
   base::Status Prepare(base::FileSystem& files, std::optional<std::uint64_t> held);
