@@ -63,8 +63,11 @@ def index_seeds() -> Iterator[tuple[str, bytes]]:
     }
     yield "full", index({"total_size": 42}, {"a": "model-00001-of-00002.safetensors"})
     yield "delta", index(delta, {"a": "model-00000-of-00001.safetensors", "b": "sub/x.safetensors"})
-    yield "overwrite", index(
-        delta | {"delta_encoding": "overwrite", "checksum_format": "blake3", "version": 7}, {}
+    yield (
+        "overwrite",
+        index(
+            delta | {"delta_encoding": "overwrite", "checksum_format": "blake3", "version": 7}, {}
+        ),
     )
     yield "adler", index(delta | {"checksum_format": "adler32"}, {})
     yield "unknown-encoding", index(delta | {"delta_encoding": "gzip"}, {})
@@ -82,24 +85,59 @@ def index_seeds() -> Iterator[tuple[str, bytes]]:
 
 
 def manifest_seeds() -> Iterator[tuple[str, bytes]]:
+    digest = "0123456789abcdef" * 4
+    tensors = {
+        "a": {"dtype": "BF16", "shape": [10, 20], "xxh3-128": digest[:32]},
+        "b": {"dtype": "F32", "shape": [], "xxh3-128": digest[:32]},
+    }
+    files = {
+        "model.safetensors.index.json": {"bytes": 420, "sha256": digest},
+        "full/model.safetensors": {"bytes": 999, "sha256": digest},
+    }
     manifest: dict[str, object] = {
-        "format": 1,
+        "format": 2,
+        "run": digest[:32],
         "version": 7,
-        "base_version": 6,
         "created_ns": 1790000000000000000,
-        "tensors": 3,
-        "tensors_changed": 2,
+        "tensors_total": 3,
         "elements": 1000,
         "elements_changed": 11,
         "full_bytes": 2000,
-        "files": {"model.safetensors.index.json": 420, "model-00000-of-00001.safetensors": 999},
+        "base_version": 6,
+        "parent": digest,
+        "tensors": tensors,
+        "files": files,
     }
     yield "delta", compact(manifest)
-    yield "full", compact(manifest | {"base_version": None})
+    full = manifest | {"base_version": None, "tensors_total": 2, "elements": 201}
+    yield "full", compact(full | {"full_bytes": 404, "parent": None})
+    yield "full-sums", compact(full)
     yield "other-format", compact(manifest | {"format": 99})
-    yield "path-outside", compact(manifest | {"files": {"../x": 1}})
-    yield "size-negative", compact(manifest | {"files": {"x": -1}})
+    yield "base-above", compact(manifest | {"base_version": 7})
+    yield "path-outside", compact(manifest | {"files": {"../x": files["full/model.safetensors"]}})
+    yield "size-negative", compact(manifest | {"files": {"x": {"bytes": -1, "sha256": digest}}})
+    huge = {"dtype": "F64", "shape": [2**32, 2**31], "xxh3-128": digest[:32]}
+    yield "shape-overflow", compact(manifest | {"tensors": {"w": huge}})
     yield "no-files", compact({k: v for k, v in manifest.items() if k != "files"})
+
+
+def signature_seeds() -> Iterator[tuple[str, bytes]]:
+    # By the key of signature.cc.
+    signed = {
+        "format": 1,
+        "algorithm": "ed25519",
+        "key": "56475aa75463474c",
+        "signature": "8c5a118f1c417e6209215d77352d86704c3f81495b69fcc531f985ddb98f3ceb"
+        "ffca6df2078f7e21875a6e6a66fe19889aed16755cb93b8feafa660366c23a09",
+    }
+    yield "right", compact(signed)
+    yield "wrong", compact(signed | {"signature": "0" * 128})
+    yield "short", compact(signed | {"signature": "00"})
+    yield "upper-case", compact(signed | {"key": "56475AA75463474C"})
+    yield "other-key", compact(signed | {"key": "0123456789abcdef"})
+    yield "other-algorithm", compact(signed | {"algorithm": "rsa"})
+    yield "empty", b""
+    yield "not-json", b"\x00\xff"
 
 
 def json_seeds() -> Iterator[tuple[str, bytes]]:
@@ -187,6 +225,7 @@ SEEDS = {
     "json": json_seeds,
     "manifest": manifest_seeds,
     "safetensors": safetensors_seeds,
+    "signature": signature_seeds,
 }
 
 

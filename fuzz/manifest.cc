@@ -22,6 +22,7 @@ void Check(std::string_view text) {
   }
   for (const store::ManifestFile& file : manifest->files) {
     Must(base::IsInsidePath(file.name), "files are inside the directory");
+    Must(file.sha256.size() == 64, "a file has a hash");
   }
   const std::string written = store::ManifestText(*manifest);
   const auto again = store::ParseManifest(written);

@@ -20,6 +20,7 @@ int FuzzIndex(const std::uint8_t* data, std::size_t size);
 int FuzzJson(const std::uint8_t* data, std::size_t size);
 int FuzzManifest(const std::uint8_t* data, std::size_t size);
 int FuzzSafetensors(const std::uint8_t* data, std::size_t size);
+int FuzzSignature(const std::uint8_t* data, std::size_t size);
 }
 
 namespace syncline::fuzz {
@@ -138,6 +139,7 @@ TEST(Fuzz, Index) { Replay("index", FuzzIndex, kMutations); }
 TEST(Fuzz, Json) { Replay("json", FuzzJson, kMutations); }
 TEST(Fuzz, Manifest) { Replay("manifest", FuzzManifest, kMutations); }
 TEST(Fuzz, Safetensors) { Replay("safetensors", FuzzSafetensors, kMutations); }
+TEST(Fuzz, Signature) { Replay("signature", FuzzSignature, kMutations); }
 
 }  // namespace
 }  // namespace syncline::fuzz

@@ -34,7 +34,7 @@ def fuzz(target: str, seconds: int) -> bool:
     failures = BUILD / "failures"
     for folder in (found, failures):
         folder.mkdir(parents=True, exist_ok=True)
-    command = [BUILD / "bin" / f"fuzz_{target}", found, CORPUS / target]
+    command = [str(path) for path in (BUILD / "bin" / f"fuzz_{target}", found, CORPUS / target)]
     options = [
         f"-max_total_time={seconds}",
         f"-max_len={2 * MAX_BYTES}",
@@ -44,7 +44,13 @@ def fuzz(target: str, seconds: int) -> bool:
         f"-artifact_prefix={failures}/{target}-",
     ]
     done = subprocess.run([*command, *options], check=False, capture_output=True, text=True)
-    wanted = ("stat::number_of_executed_units", "stat::new_units_added", "terminat", "ERROR", "what()")
+    wanted = (
+        "stat::number_of_executed_units",
+        "stat::new_units_added",
+        "terminat",
+        "ERROR",
+        "what()",
+    )
     for line in done.stderr.splitlines():
         if any(word in line for word in wanted):
             print(f"{target}: {line.strip()}")
@@ -60,9 +66,9 @@ def keep(target: str) -> None:
         merged = Path(scratch) / "merged"
         shutil.copytree(kept, merged)
         before = {path.name for path in merged.iterdir()}
-        command = [BUILD / "bin" / f"fuzz_{target}", "-merge=1", f"-max_len={MAX_BYTES}"]
-        found = BUILD / "found" / target
-        subprocess.run([*command, merged, found], check=True, capture_output=True)
+        command = [str(BUILD / "bin" / f"fuzz_{target}"), "-merge=1", f"-max_len={MAX_BYTES}"]
+        folders = [str(merged), str(BUILD / "found" / target)]
+        subprocess.run([*command, *folders], check=True, capture_output=True)
         new = [path for path in merged.iterdir() if path.name not in before]
         new.sort(key=lambda path: path.stat().st_size)
         room = MAX_FILES - len(before)

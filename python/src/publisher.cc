@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bindings.h"
@@ -83,7 +84,15 @@ nb::dict ToDict(const PublishReport& report) {
   result["bytes"] = report.bytes;
   result["full_bytes"] = report.full_bytes;
   result["seconds"] = report.seconds;
+  result["url"] = report.url;
   return result;
+}
+
+std::optional<replica::BaselineKind> FindBaseline(std::string_view name) {
+  if (name == "memory") return replica::BaselineKind::kMemory;
+  if (name == "disk") return replica::BaselineKind::kDisk;
+  if (name == "none") return replica::BaselineKind::kNone;
+  return std::nullopt;
 }
 
 base::Status CheckDirectory(const std::string& path) {
@@ -97,20 +106,29 @@ class Publisher {
  public:
   Publisher(const nb::bytes& store, const std::string& encoding, const nb::bytes& base,
             const nb::bytes& files, std::size_t threads, bool durable, const nb::bytes& signing_key,
-            double full_copy_ratio) {
+            double full_copy_ratio, const std::string& baseline,
+            const nb::bytes& baseline_directory, const nb::bytes& work_directory) {
     const auto known = delta::FindEncoding(encoding);
     if (!known) {
       Raise({Code::kInvalidArgument,
              "unknown encoding \"" + encoding + "\": expected xor or overwrite"});
     }
     const std::string path = ToPath(store);
+    const auto kind = FindBaseline(baseline);
+    if (!kind) {
+      Raise({Code::kInvalidArgument,
+             "unknown baseline \"" + baseline + "\": expected memory, disk or none"});
+    }
     replica::ResumeOptions options = {.base = ToPath(base),
+                                      .baseline = *kind,
+                                      .baseline_directory = ToPath(baseline_directory),
                                       .publisher = {.encoding = *known,
                                                     .companions_from = ToPath(files),
                                                     .signing_key = ToPath(signing_key),
                                                     .full_copy_ratio = full_copy_ratio,
                                                     .durable = durable,
-                                                    .threads = threads}};
+                                                    .threads = threads,
+                                                    .work_directory = ToPath(work_directory)}};
     publisher_ = Call([&](const CancelToken& cancel) -> Result<std::unique_ptr<store::Publisher>> {
       options.cancel = &cancel;
       std::string& companions = options.publisher.companions_from;
@@ -178,10 +196,12 @@ class Publisher {
 void BindPublisher(nb::module_& module) {
   nb::class_<Publisher>(module, "Publisher")
       .def(nb::init<const nb::bytes&, const std::string&, const nb::bytes&, const nb::bytes&,
-                    std::size_t, bool, const nb::bytes&, double>(),
+                    std::size_t, bool, const nb::bytes&, double, const std::string&,
+                    const nb::bytes&, const nb::bytes&>(),
            nb::arg("store"), nb::arg("encoding"), nb::arg("base"), nb::arg("files"),
            nb::arg("threads"), nb::arg("durable"), nb::arg("signing_key"),
-           nb::arg("full_copy_ratio"))
+           nb::arg("full_copy_ratio"), nb::arg("baseline"), nb::arg("baseline_directory"),
+           nb::arg("work_directory"))
       .def("publish", &Publisher::Publish, nb::arg("version").none(), nb::arg("tensors"),
            nb::arg("full"))
       .def_prop_ro("version", &Publisher::last_version)

@@ -64,6 +64,9 @@ class Publisher:
         durable: bool,
         signing_key: bytes,
         full_copy_ratio: float,
+        baseline: str,
+        baseline_directory: bytes,
+        work_directory: bytes,
     ) -> None: ...
     def publish(self, version: int | None, tensors: list[Any], full: bool) -> dict[str, Any]:
         """tensors: tuples (name, dtype, shape, buffer of the packed bytes)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
@@ -10,6 +11,7 @@ from . import _core
 from ._arguments import StrPath, optional_path, path_bytes, thread_count, version_number
 from ._reports import PublishReport
 from ._tensors import NamedTensors, pack
+from .errors import Error, IoError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,11 +39,15 @@ class Publisher:
         durable: bool = True,
         signing_key: StrPath | None = None,
         full_copy_ratio: float = 1.0,
+        baseline: Literal["memory", "disk", "none"] = "memory",
+        baseline_directory: StrPath | None = None,
+        work_directory: StrPath | None = None,
+        after_publish: Callable[[int, str], object] | None = None,
     ) -> None:
         """Opens a store.
 
         Args:
-            store: its directory; made if missing.
+            store: its directory, made if missing; or s3://bucket/prefix.
             encoding: how deltas are written: "xor" is smaller, "overwrite" needs no old bytes.
             base: checkpoint directory that is version 0 and that receivers have already. Nothing is
                 written for it; the first version that is published is 1.
@@ -53,6 +59,15 @@ class Publisher:
             full_copy_ratio: a delta carries a full copy too, for receivers that come late, once the
                 deltas since the last full version or copy have this share of the model's bytes; 0
                 for never.
+            baseline: where the last version is kept, which the next one is compared with: "memory"
+                (a copy), "disk" (a replica of the store, mapped), or "none" (every version is a
+                full one).
+            baseline_directory: for the replica of "disk"; None for a folder inside the store.
+            work_directory: for a store in a bucket: local directory where a version is made before
+                it is uploaded; None for one below $TMPDIR.
+            after_publish: called with the number and the path (or URL) of each version when it
+                stands, to tell receivers, say. If it raises, `publish` raises; the version stands
+                nevertheless.
 
         Raises:
             LockedError: another publisher has the store open.
@@ -72,7 +87,11 @@ class Publisher:
             durable,
             optional_path("signing_key", signing_key),
             float(full_copy_ratio),
+            baseline,
+            optional_path("baseline_directory", baseline_directory),
+            optional_path("work_directory", work_directory),
         )
+        self._after_publish = after_publish
 
     @property
     def version(self) -> int | None:
@@ -108,12 +127,28 @@ class Publisher:
             AlreadyExistsError: `version` is not newer than the last one.
             OutOfOrderError: `version` skips a number and is not full.
             LimitExceededError: a name is too long for the format.
+            IoError: `after_publish` raised; its error is the cause. (An error of this package
+                keeps its class.) The version stands.
             NoSpaceError, IoError, PermissionDeniedError: the store cannot be written.
         """
         number = version_number(version)
         packed = pack(named_tensors)
         with self._lock:
-            return PublishReport(**self._core.publish(number, packed, full))
+            outcome = self._core.publish(number, packed, full)
+            url = outcome.pop("url")
+            report = PublishReport(**outcome)
+            if self._after_publish is not None:
+                self._call_after(self._after_publish, report.version, url)
+            return report
+
+    @staticmethod
+    def _call_after(after_publish: Callable[[int, str], object], version: int, url: str) -> None:
+        try:
+            after_publish(version, url)
+        except Exception as error:
+            text = f"version {version} stands, but after_publish failed: {error}"
+            kind = type(error) if isinstance(error, Error) else IoError
+            raise kind(text) from error
 
     def close(self) -> None:
         """Unlocks the store and frees the copy of the last version. May be called twice."""

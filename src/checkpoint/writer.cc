@@ -1,5 +1,7 @@
 #include "checkpoint/writer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -44,16 +46,15 @@ std::vector<std::vector<const TensorView*>> Split(std::span<const TensorView> te
   return groups;
 }
 
-}  // namespace
-
-Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
-                       std::span<const TensorView> tensors, const WriteOptions& options,
-                       base::ThreadPool& pool, base::Progress& progress,
-                       const base::CancelToken* cancel) {
-  const auto groups = Split(tensors, options.max_file_bytes);
+// Writes each group as the file of that name.
+Result<WeightMap> WriteGroups(base::FileSystem& files, const std::string& directory,
+                              const std::vector<std::vector<const TensorView*>>& groups,
+                              const std::vector<std::string>& names, bool durable,
+                              base::ThreadPool& pool, base::Progress& progress,
+                              const base::CancelToken* cancel) {
   std::vector<SafetensorsWriter> writers;
   std::vector<Part> parts;
-  Index index;
+  WeightMap map;
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     std::vector<TensorSpec> specs;
@@ -61,8 +62,6 @@ Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
       specs.push_back({view->name, view->dtype, view->shape});
     SYNCLINE_ASSIGN(SafetensorsLayout layout,
                     LayOutSafetensors(std::move(specs), {{"format", "pt"}}));
-    const std::string name =
-        groups.size() == 1 ? std::string(kSingleFileName) : ShardName(i + 1, groups.size());
     std::vector<const TensorView*> sorted = groups[i];
     std::ranges::sort(sorted, {}, &TensorView::name);
     for (const TensorInfo& info : layout.header.tensors) {
@@ -71,12 +70,12 @@ Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
         const std::uint64_t size = std::min(kPartBytes, info.bytes - done);
         parts.push_back({i, view.bytes.subspan(done, size), info.offset + done});
       }
-      index.weight_map.emplace_back(info.name, name);
+      map.emplace_back(info.name, names[i]);
       total += info.bytes;
     }
     SYNCLINE_ASSIGN(
         SafetensorsWriter writer,
-        SafetensorsWriter::Create(files, base::JoinPath(directory, name), std::move(layout)));
+        SafetensorsWriter::Create(files, base::JoinPath(directory, names[i]), std::move(layout)));
     writers.push_back(std::move(writer));
   }
   progress.Begin("write", total);
@@ -88,12 +87,45 @@ Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
         return {};
       },
       cancel));
-  for (SafetensorsWriter& writer : writers) SYNCLINE_TRY(writer.Commit(options.durable));
+  for (SafetensorsWriter& writer : writers) SYNCLINE_TRY(writer.Commit(durable));
+  return map;
+}
+
+}  // namespace
+
+Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
+                       std::span<const TensorView> tensors, const WriteOptions& options,
+                       base::ThreadPool& pool, base::Progress& progress,
+                       const base::CancelToken* cancel) {
+  const auto groups = Split(tensors, options.max_file_bytes);
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    names.push_back(groups.size() == 1 ? std::string(kSingleFileName)
+                                       : ShardName(i + 1, groups.size()));
+  }
+  Index index;
+  SYNCLINE_ASSIGN(index.weight_map, WriteGroups(files, directory, groups, names, options.durable,
+                                                pool, progress, cancel));
   if (groups.size() == 1) return {};
+  std::uint64_t total = 0;
+  for (const TensorView& view : tensors) total += view.bytes.size();
   index.metadata.emplace_back("total_size", total);
   SYNCLINE_ASSIGN(const std::string text, BoundedIndexText(std::move(index)));
   return base::WriteTextAtomically(files, base::JoinPath(directory, kIndexName), text,
                                    options.durable);
+}
+
+Result<WeightMap> WriteShards(base::FileSystem& files, const std::string& directory,
+                              std::span<const TensorView> tensors, const std::string& prefix,
+                              const WriteOptions& options, base::ThreadPool& pool,
+                              base::Progress& progress, const base::CancelToken* cancel) {
+  if (tensors.empty()) return WeightMap();
+  const auto groups = Split(tensors, options.max_file_bytes);
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    names.push_back(fmt::format("{}{:05}.safetensors", prefix, i));
+  }
+  return WriteGroups(files, directory, groups, names, options.durable, pool, progress, cancel);
 }
 
 }  // namespace syncline::checkpoint

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/file.h"
 #include "base/progress.h"
@@ -24,5 +26,16 @@ base::Status WriteCheckpoint(base::FileSystem& files, const std::string& directo
                              std::span<const tensor::TensorView> tensors,
                              const WriteOptions& options, base::ThreadPool& pool,
                              base::Progress& progress, const base::CancelToken* cancel);
+
+// Where each tensor went: tensor, file.
+using WeightMap = std::vector<std::pair<std::string, std::string>>;
+
+// The same for one of several writers that fill a directory together: files are named
+// "<prefix>00000.safetensors" and so on, and there is no index. Of no tensors there is no file.
+base::Result<WeightMap> WriteShards(base::FileSystem& files, const std::string& directory,
+                                    std::span<const tensor::TensorView> tensors,
+                                    const std::string& prefix, const WriteOptions& options,
+                                    base::ThreadPool& pool, base::Progress& progress,
+                                    const base::CancelToken* cancel);
 
 }  // namespace syncline::checkpoint

@@ -37,6 +37,8 @@ void AddVerify(CLI::App& app, Session& session);
 void AddKeygen(CLI::App& app, Session& session);
 void AddLog(CLI::App& app, Session& session);
 void AddShow(CLI::App& app, Session& session);
+void AddDiff(CLI::App& app, Session& session);
+void AddGc(CLI::App& app, Session& session);
 void AddServe(CLI::App& app, Session& session);
 
 // A subcommand with the options that all have. `example` is shown by --help.

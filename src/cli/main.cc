@@ -76,6 +76,8 @@ int Run(int argc, char** argv) {
   AddLog(app, session);
   AddKeygen(app, session);
   AddShow(app, session);
+  AddDiff(app, session);
+  AddGc(app, session);
   AddServe(app, session);
   try {
     app.parse(argc, argv);

@@ -4,15 +4,21 @@
 // inside the store), which is brought to the last version first; so it is proven by the store's own
 // hashes, and survives whatever ended the last publish.
 #include <fmt/core.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <vector>
 
 #include "base/bytes.h"
 #include "checkpoint/checkpoint.h"
 #include "cli/command.h"
-#include "replica/replica.h"
+#include "replica/resume.h"
 #include "store/publisher.h"
 
 namespace syncline::cli {
@@ -22,6 +28,7 @@ using base::Code;
 using base::Fail;
 using base::Json;
 using base::Result;
+using base::Status;
 using checkpoint::MappedCheckpoint;
 
 struct Options {
@@ -33,43 +40,44 @@ struct Options {
   std::string encoding = "xor";
   std::string baseline;
   std::string key;
+  std::string after;
   double full_copy_ratio = 1;
 };
 
-// The last version's tensors, as far as a delta needs them.
-struct LastVersion {
-  std::optional<std::uint64_t> number;
-  std::optional<MappedCheckpoint> mapped;
-};
-
-Result<std::uint64_t> UpdateBaseline(const Session& session, const Options& options,
-                                     std::optional<std::uint64_t> version) {
-  const replica::PullOptions pull = {.version = version,
-                                     .seed = options.base,
-                                     .threads = session.threads,
-                                     .progress = &session.progress,
-                                     .cancel = &session.cancel};
-  auto report = replica::Pull(session.files, options.store, options.baseline, pull);
-  if (!report) {
-    return Annotate(std::move(report).error(),
-                    "the last version is needed to publish a delta (or --full, or --base for the "
-                    "checkpoint that is version 0)");
+// Runs `command` by the shell and waits for it.
+Status RunAfter(const std::string& command, const std::string& store, std::uint64_t version) {
+  const std::string number = fmt::format("{}", version);
+  std::vector<std::string> environment;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    if (text.starts_with("SYNCLINE_VERSION=") || text.starts_with("SYNCLINE_STORE=")) continue;
+    environment.emplace_back(text);
   }
-  return report->version;
-}
-
-Result<LastVersion> OpenLast(const Session& session, const Options& options, bool store_is_empty) {
-  LastVersion last;
-  if (options.full || (store_is_empty && options.base.empty())) return last;
-  std::string path = options.base;
-  if (store_is_empty) {
-    last.number = 0;
-  } else {
-    SYNCLINE_ASSIGN(last.number, UpdateBaseline(session, options, std::nullopt));
-    path = options.baseline;
+  environment.push_back("SYNCLINE_VERSION=" + number);
+  environment.push_back("SYNCLINE_STORE=" + store);
+  std::vector<char*> pointers;
+  for (std::string& entry : environment) pointers.push_back(entry.data());
+  pointers.push_back(nullptr);
+  std::string shell = "/bin/sh";
+  std::string flag = "-c";
+  std::string text = command;
+  std::array<char*, 4> arguments = {shell.data(), flag.data(), text.data(), nullptr};
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);  // ours is the report
+  pid_t pid = 0;
+  const int error =
+      posix_spawn(&pid, shell.c_str(), &actions, nullptr, arguments.data(), pointers.data());
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) return base::FailErrno(error, "cannot run " + shell);
+  int ended = 0;
+  while (waitpid(pid, &ended, 0) < 0) {
+    if (errno != EINTR) return base::FailErrno(errno, "cannot wait for " + command);
   }
-  SYNCLINE_ASSIGN(last.mapped, MappedCheckpoint::Open(session.files, path));
-  return last;
+  if (WIFEXITED(ended) && WEXITSTATUS(ended) == 0) return {};
+  return Fail(Code::kIo, WIFEXITED(ended)
+                             ? fmt::format("{}: exit code {}", command, WEXITSTATUS(ended))
+                             : fmt::format("{}: ended by signal {}", command, WTERMSIG(ended)));
 }
 
 Output Describe(const store::PublishReport& report) {
@@ -106,34 +114,34 @@ Result<Output> Publish(const Session& session, Options options) {
                                                     "overwrite",
                                                     options.encoding));
   }
-  if (options.baseline.empty()) {
-    options.baseline = base::JoinPath(store::OwnDirectory(options.store), "baseline");
-  }
   SYNCLINE_ASSIGN(const auto input, MappedCheckpoint::Open(session.files, options.checkpoint));
-  SYNCLINE_TRY(session.files.MakeDirectories(options.store));
-  SYNCLINE_ASSIGN(const auto versions, store::ListVersions(session.files, options.store));
-  SYNCLINE_ASSIGN(const LastVersion last, OpenLast(session, options, versions.empty()));
-
-  std::vector<tensor::TensorView> held;
-  if (last.mapped) held = last.mapped->Views();
-  SYNCLINE_ASSIGN(
-      store::Publisher publisher,
-      store::Publisher::Open(session.files, options.store,
-                             store::MakeBorrowedBaseline(std::move(held)), !options.base.empty(),
-                             {.encoding = *encoding,
-                              .companions_from = input.checkpoint().directory(),
-                              .signing_key = options.key,
-                              .full_copy_ratio = options.full_copy_ratio,
-                              .threads = session.threads}));
-  if (last.number && publisher.last_version() != last.number) {
-    return Fail(Code::kLocked, fmt::format("another publisher made version {} meanwhile",
-                                           publisher.last_version().value_or(0)));
+  replica::ResumeOptions resume = {
+      .base = options.base,
+      .baseline = options.full ? replica::BaselineKind::kNone : replica::BaselineKind::kDisk,
+      .baseline_directory = options.baseline,
+      .one_version = true,
+      .publisher = {.encoding = *encoding,
+                    .companions_from = input.checkpoint().directory(),
+                    .signing_key = options.key,
+                    .full_copy_ratio = options.full_copy_ratio,
+                    .threads = session.threads},
+      .progress = &session.progress,
+      .cancel = &session.cancel};
+  if (!options.after.empty()) {
+    resume.publisher.after_publish = [&](std::uint64_t version, const std::string&) {
+      return RunAfter(options.after, options.store, version);
+    };
+  }
+  auto publisher = replica::ResumePublisher(session.files, options.store, resume);
+  if (!publisher) {
+    return Annotate(std::move(publisher).error(),
+                    options.full ? "cannot open the store"
+                                 : "cannot open the store with its last version (--full needs "
+                                   "none; --base names the checkpoint that is version 0)");
   }
   SYNCLINE_ASSIGN(const store::PublishReport report,
-                  publisher.Publish(options.version, input.Views(), options.full, session.progress,
-                                    &session.cancel));
-  // Only now is it known which checkpoint version 0 is.
-  if (!options.base.empty()) SYNCLINE_TRY(UpdateBaseline(session, options, report.version));
+                  publisher->Publish(options.version, input.Views(), options.full, session.progress,
+                                     &session.cancel));
   return Describe(report);
 }
 
@@ -148,7 +156,9 @@ void AddPublish(CLI::App& app, Session& session) {
       .add_option("checkpoint", options->checkpoint,
                   "Checkpoint directory (or safetensors file) to publish")
       ->required();
-  command.add_option("--to", options->store, "Store directory; made if missing")->required();
+  command
+      .add_option("--to", options->store, "Store directory, made if missing, or s3://bucket/prefix")
+      ->required();
   command.add_option("--version", options->version,
                      "Number of the version (default: the next one)");
   CLI::Option* full = command.add_flag("--full", options->full, "Publish all of it, not a delta");
@@ -166,6 +176,9 @@ void AddPublish(CLI::App& app, Session& session) {
                   "A delta carries a full copy too once the deltas since the last one have this "
                   "share of the model's bytes (default: 1; 0: never)")
       ->check(CLI::NonNegativeNumber);
+  command.add_option("--after-publish", options->after,
+                     "Command for /bin/sh once the version stands; SYNCLINE_VERSION and "
+                     "SYNCLINE_STORE tell it which");
   command.callback([&session, options] {
     session.action = [&session, options] { return Publish(session, *options); };
   });

@@ -1,9 +1,9 @@
-// 1. Open `base`, so that a wrong path is known before anything is made.
-// 2. Open the publisher with an empty baseline: from here on the store's publisher lock is held,
+// 1. Open `base` and the key, so that a wrong path is known before anything is made.
+// 2. Open the publisher with an empty baseline: from here on a directory's publisher lock is held,
 //    and no version can come between.
-// 3. Bring the last version together (from its directory, from `base`, or by a pull) and copy its
-//    tensors into the baseline. Whoever holds the lock may remove `.syncline/resume`; so what a
-//    killed process left there goes with the next one.
+// 3. Bring the last version together (from its directory, from `base`, or by a pull) and load it
+//    into the baseline. Whoever holds the lock may remove the folder `resume`; so what a killed
+//    process left there goes with the next one.
 #include "replica/resume.h"
 
 #include <fmt/format.h>
@@ -15,6 +15,7 @@
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
 #include "replica/replica.h"
+#include "replica/replica_baseline.h"
 #include "store/version.h"
 
 namespace syncline::replica {
@@ -25,61 +26,113 @@ using base::Result;
 using base::Status;
 using checkpoint::MappedCheckpoint;
 
-Status Load(const MappedCheckpoint& mapped, std::uint64_t version, const ResumeOptions& options,
-            store::Baseline& baseline) {
-  base::ThreadPool pool(options.publisher.threads);
-  SYNCLINE_TRY(baseline.Advance(version, mapped.Views(), {}, pool));
-  return options.cancel != nullptr ? options.cancel->Check() : Status();
-}
+class Resumer {
+ public:
+  Resumer(FileSystem& files, const std::string& store, const ResumeOptions& options)
+      : files_(files), store_(store), options_(options) {}
 
-Status LoadVersion(FileSystem& files, const std::string& store, std::uint64_t version,
-                   const std::string& scratch, const ResumeOptions& options,
-                   store::Baseline& baseline) {
-  SYNCLINE_ASSIGN(const store::Version last, store::ReadVersion(files, store, version));
-  if (last.delta) {
-    const PullOptions pull = {.version = version,
-                              .seed = options.base,
-                              .threads = options.publisher.threads,
-                              .progress = options.progress,
-                              .cancel = options.cancel};
-    SYNCLINE_TRY(Pull(files, store, scratch, pull));
+  Result<store::Publisher> Run() {
+    std::optional<MappedCheckpoint> zero;
+    if (!options_.base.empty()) {
+      SYNCLINE_ASSIGN(zero, MappedCheckpoint::Open(files_, options_.base));
+    }
+    if (!options_.publisher.signing_key.empty()) {
+      SYNCLINE_TRY(store::SigningKey::Read(files_, options_.publisher.signing_key));
+    }
+    SYNCLINE_ASSIGN(auto sink, store::OpenSink(files_, store_,
+                                               {.durable = options_.publisher.durable,
+                                                .work_directory = options_.publisher.work_directory,
+                                                .objects = options_.publisher.objects}));
+    scratch_ = sink->OwnPath("resume");
+    local_store_ = sink->local_path();
+    std::unique_ptr<store::Baseline> baseline = MakeBaseline(*sink);
+    store::Baseline& made = *baseline;
+    SYNCLINE_ASSIGN(store::Publisher publisher,
+                    store::Publisher::Open(files_, std::move(sink), std::move(baseline),
+                                           zero.has_value(), options_.publisher));
+    const std::optional<std::uint64_t> last = publisher.last_version();
+    if (!last || options_.baseline == BaselineKind::kNone) return publisher;
+    // Version 0 may be the base and in the store: then the store's own counts.
+    const bool in_store = publisher.holds_versions();
+    Status loaded = in_store ? Load(*last, made) : LoadZero(*zero, made);
+    if (!loaded) {
+      const bool need_base = options_.base.empty() && loaded.error().code == base::Code::kNotFound;
+      return Annotate(std::move(loaded).error(),
+                      fmt::format("cannot go on from version {} of {}{}", *last, store_,
+                                  need_base ? " without the base" : ""));
+    }
+    return publisher;
   }
-  SYNCLINE_ASSIGN(const auto mapped,
-                  MappedCheckpoint::Open(files, last.delta ? scratch : last.directory));
-  return Load(mapped, version, options, baseline);
-}
+
+ private:
+  std::unique_ptr<store::Baseline> MakeBaseline(const store::Sink& sink) {
+    switch (options_.baseline) {
+      case BaselineKind::kMemory:
+        return store::MakeMemoryBaseline();
+      case BaselineKind::kNone:
+        return store::MakeNoBaseline();
+      case BaselineKind::kDisk:
+        break;
+    }
+    std::string directory = options_.baseline_directory;
+    if (directory.empty()) directory = sink.OwnPath("baseline");
+    auto made =
+        std::make_unique<ReplicaBaseline>(files_, store_, std::move(directory), options_.base,
+                                          !options_.one_version, options_.publisher.threads);
+    disk_ = made.get();
+    return made;
+  }
+
+  Status LoadZero(const MappedCheckpoint& zero, store::Baseline& baseline) {
+    return disk_ != nullptr ? disk_->LoadSeed() : Copy(zero, 0, baseline);
+  }
+
+  Status Load(std::uint64_t version, store::Baseline& baseline) {
+    if (disk_ != nullptr) return disk_->Load(version, options_.progress, options_.cancel);
+    SYNCLINE_TRY(files_.RemoveAll(scratch_));
+    Status loaded = LoadCopy(version, baseline);
+    const Status removed = files_.RemoveAll(scratch_);
+    if (!loaded) return loaded;
+    return removed;
+  }
+
+  Status LoadCopy(std::uint64_t version, store::Baseline& baseline) {
+    std::string path = scratch_;
+    if (!local_store_.empty()) {
+      SYNCLINE_ASSIGN(const store::Version last, store::ReadVersion(files_, local_store_, version));
+      if (!last.delta) path = last.directory;
+    }
+    if (path == scratch_) {
+      const PullOptions pull = {.version = version,
+                                .seed = options_.base,
+                                .threads = options_.publisher.threads,
+                                .progress = options_.progress,
+                                .cancel = options_.cancel};
+      SYNCLINE_TRY(Pull(files_, store_, scratch_, pull));
+    }
+    SYNCLINE_ASSIGN(const auto mapped, MappedCheckpoint::Open(files_, path));
+    return Copy(mapped, version, baseline);
+  }
+
+  Status Copy(const MappedCheckpoint& mapped, std::uint64_t version, store::Baseline& baseline) {
+    base::ThreadPool pool(options_.publisher.threads);
+    SYNCLINE_TRY(baseline.Advance(version, mapped.Views(), {}, pool));
+    return options_.cancel != nullptr ? options_.cancel->Check() : Status();
+  }
+
+  FileSystem& files_;
+  const std::string& store_;
+  const ResumeOptions& options_;
+  std::string scratch_;
+  std::string local_store_;
+  ReplicaBaseline* disk_ = nullptr;
+};
 
 }  // namespace
 
 Result<store::Publisher> ResumePublisher(FileSystem& files, const std::string& store,
                                          const ResumeOptions& options) {
-  std::optional<MappedCheckpoint> zero;
-  if (!options.base.empty()) {
-    SYNCLINE_ASSIGN(zero, MappedCheckpoint::Open(files, options.base));
-  }
-  std::unique_ptr<store::Baseline> made = store::MakeMemoryBaseline();
-  store::Baseline& baseline = *made;
-  SYNCLINE_ASSIGN(
-      store::Publisher publisher,
-      store::Publisher::Open(files, store, std::move(made), zero.has_value(), options.publisher));
-  SYNCLINE_ASSIGN(const std::vector<std::uint64_t> versions, store::ListVersions(files, store));
-  if (versions.empty()) {
-    if (zero) SYNCLINE_TRY(Load(*zero, 0, options, baseline));
-    return publisher;
-  }
-
-  const std::string scratch = base::JoinPath(store::OwnDirectory(store), "resume");
-  SYNCLINE_TRY(files.RemoveAll(scratch));
-  Status loaded = LoadVersion(files, store, versions.back(), scratch, options, baseline);
-  const Status removed = files.RemoveAll(scratch);
-  if (!loaded) {
-    const bool need_base = options.base.empty() && loaded.error().code == base::Code::kNotFound;
-    return Annotate(std::move(loaded).error(),
-                    fmt::format("cannot go on from version {} of {}{}", versions.back(), store,
-                                need_base ? " without the base" : ""));
-  }
-  SYNCLINE_TRY(removed);
-  return publisher;
+  return Resumer(files, store, options).Run();
 }
 
 }  // namespace syncline::replica

@@ -56,13 +56,13 @@ class DeltaWriter {
  public:
   DeltaWriter(FileSystem& files, const std::string& directory,
               std::span<const TensorView> old_tensors, std::span<const TensorView> new_tensors,
-              const DeltaInfo& info, bool durable, std::vector<delta::ChangedLines>& lines)
+              const DeltaInfo& info, const DeltaFiles& how, std::vector<delta::ChangedLines>& lines)
       : files_(files),
         directory_(directory),
         old_(old_tensors),
         new_(new_tensors),
         info_(info),
-        durable_(durable),
+        how_(how),
         lines_(lines) {}
 
   Result<DeltaCounts> Write(base::ThreadPool& pool, base::Progress& progress,
@@ -179,7 +179,13 @@ class DeltaWriter {
     return {};
   }
 
-  static std::string AsideName(std::size_t number) { return fmt::format("part-{}", number); }
+  std::string AsideName(std::size_t number) const {
+    return fmt::format("{}part-{}", how_.prefix, number);
+  }
+  std::string FinalName(std::size_t number) const {
+    return how_.prefix.empty() ? checkpoint::ShardName(number, file_count_)
+                               : fmt::format("{}{:05}.safetensors", how_.prefix, number);
+  }
 
   Status FlushFile() {
     if (pending_.empty()) return {};
@@ -199,7 +205,7 @@ class DeltaWriter {
       SYNCLINE_TRY(writer.WriteAt(pending_[i].frame, writer.header().tensors[i].offset));
     }
     ++file_count_;
-    SYNCLINE_TRY(writer.Commit(durable_));
+    SYNCLINE_TRY(writer.Commit(how_.durable));
     pending_.clear();
     pending_bytes_ = 0;
     pending_header_ = kHeaderReserve;
@@ -209,16 +215,18 @@ class DeltaWriter {
   Status Finish() {
     checkpoint::Index index{.metadata = DeltaMetadata(info_)};
     for (std::size_t i = 0; i < file_count_; ++i) {
-      const std::string name = checkpoint::ShardName(i, file_count_);
+      const std::string name = FinalName(i);
       SYNCLINE_TRY(files_.Rename(Path(AsideName(i)), Path(name)));
       counts_.files.push_back(name);
     }
     for (auto& [tensor, file] : weight_map_) {
-      index.weight_map.emplace_back(std::move(tensor), counts_.files[file]);
+      counts_.weight_map.emplace_back(std::move(tensor), counts_.files[file]);
     }
+    if (!how_.prefix.empty()) return {};
+    index.weight_map = counts_.weight_map;
     SYNCLINE_ASSIGN(const std::string text, BoundedIndexText(std::move(index)));
     counts_.files.emplace_back(checkpoint::kIndexName);
-    return base::WriteTextAtomically(files_, Path(checkpoint::kIndexName), text, durable_);
+    return base::WriteTextAtomically(files_, Path(checkpoint::kIndexName), text, how_.durable);
   }
 
   std::string Path(std::string_view name) const { return base::JoinPath(directory_, name); }
@@ -228,7 +236,7 @@ class DeltaWriter {
   std::span<const TensorView> old_;
   std::span<const TensorView> new_;
   const DeltaInfo& info_;
-  bool durable_;
+  const DeltaFiles& how_;
   std::vector<delta::ChangedLines>& lines_;
   base::Pool<XorEncoder> encoders_;
   std::vector<Pending> pending_;
@@ -244,10 +252,10 @@ class DeltaWriter {
 Result<DeltaCounts> WriteDelta(FileSystem& files, const std::string& directory,
                                std::span<const TensorView> old_tensors,
                                std::span<const TensorView> new_tensors, const DeltaInfo& info,
-                               bool durable, std::vector<delta::ChangedLines>& lines,
+                               const DeltaFiles& how, std::vector<delta::ChangedLines>& lines,
                                base::ThreadPool& pool, base::Progress& progress,
                                const base::CancelToken* cancel) {
-  DeltaWriter writer(files, directory, old_tensors, new_tensors, info, durable, lines);
+  DeltaWriter writer(files, directory, old_tensors, new_tensors, info, how, lines);
   return writer.Write(pool, progress, cancel);
 }
 

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
+#include "checkpoint/writer.h"
 #include "delta/changed_lines.h"
 #include "store/manifest.h"
 #include "store/version.h"
@@ -16,11 +17,19 @@
 
 namespace syncline::store {
 
+struct DeltaFiles {
+  std::string prefix;  // of one of several writers that fill a directory together: files are named
+                       // "<prefix>00000.safetensors" and so on, and there is no index; empty: the
+                       // only writer
+  bool durable = true;
+};
+
 struct DeltaCounts {
   std::uint64_t tensors_changed = 0;
   std::uint64_t elements_changed = 0;
   std::vector<ManifestTensor> tensors;  // that changed, by name
   std::vector<std::string> files;       // written; the index is one of them
+  checkpoint::WeightMap weight_map;     // which file holds the frame of each
 };
 
 // Writes the index and the frames of what differs between `old_tensors` and `new_tensors` (the same
@@ -30,7 +39,7 @@ struct DeltaCounts {
 base::Result<DeltaCounts> WriteDelta(base::FileSystem& files, const std::string& directory,
                                      std::span<const tensor::TensorView> old_tensors,
                                      std::span<const tensor::TensorView> new_tensors,
-                                     const DeltaInfo& info, bool durable,
+                                     const DeltaInfo& info, const DeltaFiles& how,
                                      std::vector<delta::ChangedLines>& lines,
                                      base::ThreadPool& pool, base::Progress& progress,
                                      const base::CancelToken* cancel);

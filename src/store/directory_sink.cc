@@ -42,6 +42,10 @@ class DirectorySink final : public Sink {
       : files_(files), store_(std::move(store)), durable_(durable), lock_(std::move(lock)) {}
 
   const std::string& url() const override { return store_; }
+  std::string local_path() const override { return store_; }
+  std::string OwnPath(std::string_view name) const override {
+    return base::JoinPath(OwnDirectory(store_), name);
+  }
 
   std::string VersionUrl(std::uint64_t version) const override {
     return base::JoinPath(store_, VersionName(version));

@@ -19,7 +19,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "store/publisher.h"
+#include "store/directory_sink.h"
 #include "store/retention.h"
 
 namespace syncline::store {

@@ -60,8 +60,19 @@ struct Publisher::Work {
 Result<Publisher> Publisher::Open(FileSystem& files, const std::string& store,
                                   std::unique_ptr<Baseline> baseline, bool based_at_zero,
                                   PublisherOptions options) {
+  SYNCLINE_ASSIGN(auto sink, OpenSink(files, store,
+                                      {.durable = options.durable,
+                                       .work_directory = options.work_directory,
+                                       .objects = options.objects}));
+  return Open(files, std::move(sink), std::move(baseline), based_at_zero, std::move(options));
+}
+
+Result<Publisher> Publisher::Open(FileSystem& files, std::unique_ptr<Sink> sink,
+                                  std::unique_ptr<Baseline> baseline, bool based_at_zero,
+                                  PublisherOptions options) {
   Publisher publisher;
   publisher.files_ = &files;
+  publisher.sink_ = std::move(sink);
   if (!(options.full_copy_ratio >= 0)) {
     return Fail(Code::kInvalidArgument,
                 fmt::format("full_copy_ratio {}: expected 0 or more", options.full_copy_ratio));
@@ -69,7 +80,6 @@ Result<Publisher> Publisher::Open(FileSystem& files, const std::string& store,
   if (!options.signing_key.empty()) {
     SYNCLINE_ASSIGN(publisher.key_, SigningKey::Read(files, options.signing_key));
   }
-  SYNCLINE_ASSIGN(publisher.sink_, OpenDirectorySink(files, store, options.durable));
   SYNCLINE_ASSIGN(const std::optional<NewestVersion> newest, publisher.sink_->FindNewest(nullptr));
   publisher.run_ = DrawRun();
   if (newest) {
@@ -90,6 +100,7 @@ Result<Publisher> Publisher::Open(FileSystem& files, const std::string& store,
 // A foreign version has no manifest: the run, if there was one, ends with it.
 void Publisher::TakeOver(const NewestVersion& newest) {
   last_version_ = newest.version;
+  holds_versions_ = true;
   if (!newest.manifest) return;
   run_ = newest.manifest->manifest.run;
   parent_ = newest.manifest->identity;
@@ -154,7 +165,8 @@ Status Publisher::WriteFiles(Work& work) {
                        .encoding = options_.encoding};
   SYNCLINE_ASSIGN(DeltaCounts counts,
                   WriteDelta(*files_, work.directory, baseline_->tensors(), work.tensors, info,
-                             options_.durable, work.lines, *pool_, work.progress, work.cancel));
+                             {.prefix = {}, .durable = options_.durable}, work.lines, *pool_,
+                             work.progress, work.cancel));
   manifest.tensors = std::move(counts.tensors);
   manifest.elements_changed = counts.elements_changed;
   work.written = std::move(counts.files);
@@ -216,6 +228,7 @@ Status Publisher::Commit(Work& work) {
   if (commit.outcome == Outcome::kUnknown) unsure_ = latest;
   if (commit.outcome != Outcome::kCommitted) return commit.status;
   last_version_ = version;
+  holds_versions_ = true;
   parent_ = latest.identity;
   chain_bytes_ = work.manifest.chain_bytes;
   work.report.identity = latest.identity;
@@ -226,9 +239,16 @@ Status Publisher::Commit(Work& work) {
   Status moved = baseline_->Advance(version, work.tensors, work.lines, *pool_);
   stale_ = !moved;
   if (after) after = std::move(moved);
-  if (after) return {};
-  return Annotate(std::move(after).error(),
-                  fmt::format("version {} stands, but what follows its commit failed", version));
+  if (!after) {
+    return Annotate(std::move(after).error(),
+                    fmt::format("version {} stands, but what follows its commit failed", version));
+  }
+  if (!options_.after_publish) return {};
+  Status called = options_.after_publish(version, sink_->VersionUrl(version));
+  if (called) return {};
+  return Annotate(
+      std::move(called).error(),
+      fmt::format("version {} stands, but what was to be done after it failed", version));
 }
 
 Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
@@ -257,6 +277,7 @@ Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
   SYNCLINE_TRY(Commit(work));
   PublishReport& report = work.report;
   report.version = version;
+  report.url = sink_->VersionUrl(version);
   report.base_version = work.manifest.base_version;
   report.tensors = work.manifest.tensors_total;
   report.tensors_changed = work.manifest.tensors.size();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -29,8 +30,14 @@ struct PublisherOptions {
   // A delta also carries a full copy once the deltas since the last full version or copy, itself
   // included, have this share of the model's bytes. 0: never.
   double full_copy_ratio = 0;
-  bool durable = true;      // a version that is announced is on the device
-  std::size_t threads = 0;  // 0: one for each processor
+  bool durable = true;  // a version that is announced is on the device
+  // Called when a version stands, with its number and its path or URL. Its error is the call's, and
+  // the version stands nevertheless.
+  std::function<base::Status(std::uint64_t version, const std::string& url)> after_publish;
+  std::size_t threads = 0;     // 0: one for each processor
+  std::string work_directory;  // of a store that is no directory: where a version is made before it
+                               // is uploaded; empty: below $TMPDIR
+  objects::Settings objects;   // of such a store
 };
 
 struct PublishReport {
@@ -38,6 +45,7 @@ struct PublishReport {
   std::optional<std::uint64_t> base_version;  // nothing: a full version
   bool full_copy = false;                     // a delta that carries a full copy too
   std::string identity;                       // SHA-256 of the manifest
+  std::string url;                            // path or URL of the version
   std::uint64_t tensors = 0;
   std::uint64_t tensors_changed = 0;
   std::uint64_t elements = 0;
@@ -52,19 +60,27 @@ struct PublishReport {
   }
 };
 
-// One thread at a time. Holds the store's publisher lock: a second publisher on the same store
-// fails with kLocked.
+// One thread at a time. Holds the publisher lock of a directory: a second publisher there fails with
+// kLocked. In a bucket the commit of the second one fails with kAlreadyExists.
 class Publisher {
  public:
-  // Makes the store if it is missing. It has `last_version` (see last_version()) or is empty;
+  // `store`: a directory, made if it is missing, or s3://bucket/prefix. It has `last_version` (see last_version()) or is empty;
   // `baseline` holds its tensors, or those of version 0 where version 0 is a checkpoint that both
   // sides have already (based_at_zero). Without a baseline the first version is full.
   static base::Result<Publisher> Open(base::FileSystem& files, const std::string& store,
                                       std::unique_ptr<Baseline> baseline, bool based_at_zero,
                                       PublisherOptions options);
 
+  // The same on a sink that is open already.
+  static base::Result<Publisher> Open(base::FileSystem& files, std::unique_ptr<Sink> sink,
+                                      std::unique_ptr<Baseline> baseline, bool based_at_zero,
+                                      PublisherOptions options);
+
   // The newest version that stands; nothing before the first.
   std::optional<std::uint64_t> last_version() const { return last_version_; }
+
+  // False before the first version, also on a base of its own.
+  bool holds_versions() const { return holds_versions_; }
 
   // Publishes all tensors of the model. `version`: nothing = the next one. The first version of a
   // store without baseline, or `full`, is a full one; any other is the delta against the last
@@ -100,6 +116,7 @@ class Publisher {
   std::optional<SigningKey> key_;
   std::unique_ptr<base::ThreadPool> pool_;
   std::optional<std::uint64_t> last_version_;
+  bool holds_versions_ = false;
   std::string run_;
   std::string parent_;             // identity of last_version_; empty: it has no manifest
   std::uint64_t chain_bytes_ = 0;  // Manifest::chain_bytes of last_version_

@@ -4,12 +4,12 @@
 //    removed: they are no versions any more.
 // 2. List the versions and read of each what it builds on. From the newest ones, the pointer and
 //    the full ones by keep_full_every, follow the bases: all of that is kept. Where it is not known
-//    what a version builds on, all older ones are kept. So whatever is not kept can go without
-//    harm, in any order; newest first keeps what is left of a chain readable.
+//    what a version builds on, all older ones are kept.
 // 3. The notes get the useless versions with the time at which each was first found so; those that
 //    are needed again leave them. The notes are written before anything is removed.
 // 4. A useless version whose time of grace is over, and that no lease holds at this moment, is
-//    removed. In a directory it is renamed into the trash, which is synced, and deleted there, so
+//    removed, unless one that stays builds on it. The newest goes first. So at every moment each
+//    version that is there can be read by the ones that are there. In a directory it is renamed into the trash, which is synced, and deleted there, so
 //    that no crash can bring back a part of it. Elsewhere it is noted as being removed, then loses
 //    its manifest, its index, and the rest.
 #include "store/retention.h"
@@ -26,9 +26,10 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "checkpoint/index.h"
+#include "store/directory_sink.h"
+#include "store/latest.h"
 #include "store/lease.h"
 #include "store/manifest.h"
-#include "store/publisher.h"
 #include "store/signature.h"
 #include "store/version.h"
 
@@ -47,10 +48,8 @@ using objects::ObjectStore;
 using Versions = std::set<std::uint64_t>;
 
 constexpr std::string_view kNotesKey = ".syncline/gc.json";
-constexpr std::string_view kPointerKey = "syncline.latest.json";
 constexpr std::uint64_t kNotesFormat = 1;
 constexpr std::uint64_t kMaxNotesBytes = 64'000'000;
-constexpr std::uint64_t kMaxPointerBytes = 65536;
 
 std::string KeyOf(std::uint64_t version, std::string_view name) {
   return fmt::format("{}/{}", VersionName(version), name);
@@ -105,6 +104,19 @@ class Survey {
     return Node{};
   }
 
+  // Of a store that is no directory: versions that are being published, or whose publisher died.
+  // Their manifest, which is the commit, is missing, while an older version has one.
+  Result<Versions> Uncommitted(const Versions& versions) {
+    Versions without;
+    for (auto it = versions.rbegin(); it != versions.rend(); ++it) {
+      const auto manifest = store_.Stat(KeyOf(*it, kManifestName), cancel_);
+      if (manifest) return without;
+      if (manifest.error().code != Code::kNotFound) return std::unexpected(manifest.error());
+      without.insert(*it);
+    }
+    return Versions();  // another program's, which writes none
+  }
+
   // Does the version hold the full copy that its manifest says, as far as names and sizes go?
   Result<bool> HoldsFullCopy(std::uint64_t version) {
     SYNCLINE_ASSIGN(
@@ -129,10 +141,10 @@ class Survey {
     return files > 0;
   }
 
-  // What syncline.latest.json names; nothing without a readable one.
+  // What syncline.latest.json names, whatever its format; nothing without a readable one.
   Result<std::optional<std::uint64_t>> Pointer() {
     const Result<std::string> text =
-        store_.ReadText(std::string(kPointerKey), kMaxPointerBytes, cancel_);
+        store_.ReadText(std::string(kLatestName), kMaxLatestBytes, cancel_);
     if (!text && MayPass(text.error().code)) return std::unexpected(text.error());
     if (!text) return std::nullopt;
     const Result<Json> json = base::ParseJson(*text);
@@ -357,15 +369,23 @@ class Collector {
   Status Judge() {
     Survey survey(store_, options_.cancel);
     SYNCLINE_ASSIGN(const Versions versions, survey.List());
+    Versions uncommitted;
+    if (!local_) {
+      SYNCLINE_ASSIGN(uncommitted, survey.Uncommitted(versions));
+    }
     std::map<std::uint64_t, Node> nodes;
     for (const std::uint64_t version : versions) {
       if (noted_.contains(version)) continue;  // on its way out, in a dry run
-      SYNCLINE_ASSIGN(nodes[version], survey.Read(version));
+      Node& node = nodes[version];
+      if (uncommitted.contains(version)) continue;
+      SYNCLINE_ASSIGN(node, survey.Read(version));
     }
     SYNCLINE_ASSIGN(const Versions kept, ChooseKept(survey, nodes, options_));
     report_.kept.assign(kept.begin(), kept.end());
     const auto now = static_cast<std::uint64_t>(NowNs());
     std::map<std::uint64_t, std::uint64_t> useless;
+    Keeper waiting(survey, nodes);
+    Keeper leased(survey, nodes);
     for (const auto& [version, node] : nodes) {
       if (kept.contains(version)) continue;
       const auto noted = notes_.useless.find(version);
@@ -373,10 +393,17 @@ class Collector {
       const bool known = noted != notes_.useless.end() && noted->second <= now;
       const std::uint64_t since = known ? noted->second : now;
       useless.emplace(version, since);
-      SYNCLINE_ASSIGN(const bool leased, IsLeased(version));
-      if (leased) {
-        report_.leased.push_back(version);
+      SYNCLINE_ASSIGN(const bool held, IsLeased(version));
+      if (held) {
+        SYNCLINE_TRY(leased.Keep(version));
       } else if (static_cast<double>(now - since) < options_.grace_seconds * 1e9) {
+        SYNCLINE_TRY(waiting.Keep(version));
+      }
+    }
+    for (const auto& [version, since] : useless) {
+      if (leased.kept().contains(version)) {
+        report_.leased.push_back(version);
+      } else if (waiting.kept().contains(version)) {
         report_.waiting.push_back(version);
       } else {
         due_.insert(version);
@@ -387,18 +414,19 @@ class Collector {
     return {};
   }
 
+  // Newest first. If one is leased by now, so may be what it builds on.
   Status RemoveDue() {
-    for (auto it = due_.rbegin(); it != due_.rend(); ++it) {
+    while (!due_.empty()) {
       if (options_.cancel != nullptr) SYNCLINE_TRY(options_.cancel->Check());
-      SYNCLINE_ASSIGN(const bool leased, IsLeased(*it));
-      if (leased) {
-        report_.leased.push_back(*it);
-        continue;
-      }
-      SYNCLINE_TRY(Remove(*it));
-      report_.removed.push_back(*it);
-      notes_.useless.erase(*it);
+      const std::uint64_t version = *due_.rbegin();
+      SYNCLINE_ASSIGN(const bool held, IsLeased(version));
+      if (held) break;
+      SYNCLINE_TRY(Remove(version));
+      report_.removed.push_back(version);
+      notes_.useless.erase(version);
+      due_.erase(version);
     }
+    report_.leased.insert(report_.leased.end(), due_.begin(), due_.end());
     notes_.removing.clear();
     std::ranges::sort(report_.removed);
     std::ranges::sort(report_.leased);

@@ -27,8 +27,10 @@ struct GcOptions {
 struct GcReport {
   std::vector<std::uint64_t> kept;
   std::vector<std::uint64_t> removed;
-  std::vector<std::uint64_t> waiting;  // useless, in their time of grace
-  std::vector<std::uint64_t> leased;   // useless, but a reader holds them
+  std::vector<std::uint64_t> waiting;  // useless; they, or others that build on them, are in their
+                                       // time of grace
+  std::vector<std::uint64_t> leased;   // useless, but a reader holds them or others that build on
+                                       // them
   std::uint64_t bytes_removed = 0;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "base/cancel.h"
 #include "base/file.h"
 #include "base/progress.h"
+#include "objects/object_store.h"
 #include "store/latest.h"
 #include "store/manifest.h"
 
@@ -47,6 +49,10 @@ class Sink {
 
   // Of the store, for messages.
   virtual const std::string& url() const = 0;
+  // Of a store in a directory: its path; else empty.
+  virtual std::string local_path() const = 0;
+  // Path of that name on a local disk where nobody but this publisher writes.
+  virtual std::string OwnPath(std::string_view name) const = 0;
   // Path or URL of a version, for those who are told of it.
   virtual std::string VersionUrl(std::uint64_t version) const = 0;
   // Nothing: the store holds no version.
@@ -61,5 +67,15 @@ class Sink {
   // Moves the newest pointer, unless it is there already.
   virtual base::Status PointTo(const Latest& latest, const base::CancelToken* cancel) = 0;
 };
+
+struct SinkOptions {
+  bool durable = true;         // of a directory: see OpenDirectorySink
+  std::string work_directory;  // of others: see OpenObjectSink
+  objects::Settings objects;
+};
+
+// `store`: a path or URL (objects::Open). kLocked, kIncompatible and more, as the kinds say.
+base::Result<std::unique_ptr<Sink>> OpenSink(base::FileSystem& files, const std::string& store,
+                                             const SinkOptions& options);
 
 }  // namespace syncline::store

@@ -15,7 +15,7 @@ from directory_format import write_delta
 from harness import BINARY, Cli, changed, random_tensors
 from safetensors_files import Tensor, write_checkpoint
 
-COMMANDS = ("publish", "pull", "verify", "log", "keygen", "show")
+COMMANDS = ("publish", "pull", "verify", "log", "keygen", "show", "diff", "gc")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -74,13 +74,6 @@ class TestOurStore:
             assert applied == ([] if number == 0 else [number])
             assert read_checkpoint(replica) == tensors
 
-    def test_br_19_every_dtype(self, publish, store, replica, rng) -> None:
-        steps = training_steps(rng, 1, dtypes=tuple(reference.DTYPE_BITS))
-        for tensors in steps:
-            publish(tensors)
-        reference.pull(store, replica)
-        assert read_checkpoint(replica) == steps[-1]
-
     def test_mixed_chain_from_afar(self, publish, store, replica, rng) -> None:
         """xor, overwrite and a full version in one chain, pulled at once and again step by step."""
         steps = training_steps(rng, 5)
@@ -151,23 +144,6 @@ class TestOurStore:
         assert json.loads((directory / reference.INDEX_NAME).read_text())["weight_map"] == {}
         assert not list(directory.glob("*.safetensors"))
 
-    def test_br_18_no_change_but_a_scalar(self, publish, store, replica, rng) -> None:
-        """BR-18: a delta of one rank-0 tensor beside empty ones."""
-        old = random_tensors(rng, FEW_DTYPES)
-        scalar = next(name for name, tensor in old.items() if tensor.shape == ())
-        new = changed(rng, old, keep=lambda name: name != scalar)
-        publish(old)
-        assert publish(new)["tensors_changed"] == 1
-        reference.pull(store, replica)
-        assert read_checkpoint(replica) == new
-
-    def test_br_18_checkpoint_without_any_tensor(self, publish, store, replica) -> None:
-        """BR-18: a file that holds no tensor at all."""
-        publish({})
-        publish({})
-        reference.pull(store, replica)
-        assert read_checkpoint(replica) == {}
-
     def test_other_files_travel_with_full_versions(
         self, cli, store, replica, rng, tmp_path
     ) -> None:
@@ -210,14 +186,6 @@ class TestOurReplica:
             different = sum(old[name] != new[name] for name in new)
             assert report["tensors_changed"] == different
             assert_replica(cli, replica, number, new)
-
-    @pytest.mark.parametrize("encoding", ENCODINGS)
-    def test_br_19_every_dtype(self, cli, store, replica, rng, encoding) -> None:
-        steps = training_steps(rng, 1, dtypes=tuple(reference.DTYPE_BITS))
-        reference.write_full(store, 0, steps[0], shards=4)
-        reference.write_delta(store, 1, *steps, encoding, shards=2)
-        cli.ok("pull", "--from", store, "--into", replica)
-        assert_replica(cli, replica, 1, steps[1])
 
     @pytest.fixture
     def mixed(self, store: Path, rng: np.random.Generator) -> list[Tensors]:

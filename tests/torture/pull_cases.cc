@@ -19,7 +19,6 @@ using base::Status;
 struct Story {
   World& world;
   std::optional<std::uint64_t> held;
-  bool lost = false;      // the replica has lost its version, as it may without a journal
   bool unproven = false;  // after a power cut a marker means little until the next pull
   bool doubt = false;  // what was read of the replica looked damaged: a seed is an answer to that
 };
@@ -46,7 +45,7 @@ Status CheckReport(const Story& story, const std::optional<std::uint64_t>& befor
   if (report.version != target) {
     return Wrong(fmt::format("a pull to {} reports version {}", target, report.version));
   }
-  if (report.seeded && !story.lost && !story.doubt && !story.world.NeedsSeed(story.held, target)) {
+  if (report.seeded && !story.doubt && !story.world.NeedsSeed(story.held, target)) {
     return Wrong(fmt::format("a pull to {} seeded again", target));
   }
   if (!before && story.held && !report.recovered && !report.seeded) {
@@ -64,8 +63,7 @@ Status CheckFailed(const Story& story, std::uint64_t target, bool whole) {
     if (whole && story.held && !swapped) return Wrong("after an error no version is held");
     return {};
   }
-  const std::uint64_t oldest = story.lost ? 0 : story.held.value_or(0);
-  if (*marker < oldest || *marker > target) {
+  if (*marker < story.held.value_or(0) || *marker > target) {
     return Wrong(fmt::format("after an error the marker says {}", *marker));
   }
   return {};
@@ -91,7 +89,6 @@ Status PlayFault(Story& story, std::uint64_t target, Fault fault) {
   story.doubt = false;
   story.unproven = fault == Fault::kPower || (story.unproven && !report);
   SYNCLINE_TRY(disturbed.Finish());
-  if (!world.settings().journal && (disturbed.died() || lasting)) story.lost = true;
   return {};
 }
 
@@ -146,7 +143,6 @@ Status PlaySweep(const Settings& settings, Dice& dice) {
       files.KillAt(at, dice.Below(5000));
       const auto killed = world.Pull(files, 1);
       world.Say(fmt::format("killed at {} of {}: {}", at, counts.operations, Told(killed)));
-      story.lost = !settings.journal;
     }
     SYNCLINE_TRY(world.ExpectHonest());
     SYNCLINE_ASSIGN(const auto left, world.Marker());
