@@ -85,7 +85,7 @@ nb::dict ToDict(const PublishReport& report) {
   result["bytes"] = report.bytes;
   result["full_bytes"] = report.full_bytes;
   result["seconds"] = report.seconds;
-  result["url"] = report.url;
+  result["url"] = nb::bytes(report.url.data(), report.url.size());
   return result;
 }
 

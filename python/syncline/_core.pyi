@@ -75,7 +75,10 @@ class Publisher:
         refresh: Callable[[], object] | None,
     ) -> None: ...
     def publish(self, version: int | None, tensors: list[Any], full: bool) -> dict[str, Any]:
-        """tensors: tuples (name, dtype, shape, buffer of the packed bytes)."""
+        """tensors: tuples (name, dtype, shape, buffer of the packed bytes).
+
+        Beside the report the dictionary has `url`, the bytes of the version's path or URL.
+        """
 
     @property
     def version(self) -> int | None: ...

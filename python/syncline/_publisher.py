@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -161,7 +162,7 @@ class Publisher:
         packed = pack(named_tensors)
         with self._lock:
             outcome = self._core.publish(number, packed, full)
-            url = outcome.pop("url")
+            url = os.fsdecode(outcome.pop("url"))
             report = PublishReport(**outcome)
             if self._after_publish is not None:
                 self._call_after(self._after_publish, report.version, url)

@@ -15,8 +15,8 @@
 namespace syncline::store {
 
 // Into a directory that exists. `companions_from`: directory whose other files (configuration,
-// tokenizer …) are copied too; empty: none. `loader`: where bytes are not in memory. Returns the names of all files written. On failure what
-// was written stays.
+// tokenizer …) are copied too; empty: none. `loader`: where bytes are not in memory. Returns the
+// names of all files written. On failure what was written stays.
 base::Result<std::vector<std::string>> WriteFull(base::FileSystem& files,
                                                  const std::string& directory,
                                                  std::span<const tensor::TensorView> tensors,

@@ -84,9 +84,10 @@ struct PublishReport {
 // kLocked. In a bucket the commit of the second one fails with kAlreadyExists.
 class Publisher {
  public:
-  // `store`: a directory, made if it is missing, or s3://bucket/prefix. It has `last_version` (see last_version()) or is empty;
-  // `baseline` holds its tensors, or those of version 0 where version 0 is a checkpoint that both
-  // sides have already (based_at_zero). Without a baseline the first version is full.
+  // `store`: a directory, made if it is missing, or s3://bucket/prefix. It has `last_version` (see
+  // last_version()) or is empty; `baseline` holds its tensors, or those of version 0 where version 0
+  // is a checkpoint that both sides have already (based_at_zero). Without a baseline the first
+  // version is full.
   static base::Result<Publisher> Open(base::FileSystem& files, const std::string& store,
                                       std::unique_ptr<Baseline> baseline, bool based_at_zero,
                                       PublisherOptions options);
