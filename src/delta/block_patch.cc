@@ -1,6 +1,7 @@
 #include "delta/block_patch.h"
 
 #include <fmt/core.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <limits>
@@ -12,9 +13,9 @@ using base::ByteSpan;
 using base::Load;
 using base::MutableByteSpan;
 
-// u64 offset of the block, u32 number of units, u8 bytes of a unit, u8 whole, u16 0; then u16
-// positions (not if whole), old values, new values.
-constexpr std::size_t kHeadBytes = 16;
+// u64 offset of the block, u32 number of units, u8 bytes of a unit, u8 whole, u16 0, u64 XXH3 of the
+// new block; then u16 positions (not if whole), old values, new values.
+constexpr std::size_t kHeadBytes = 24;
 
 std::unexpected<base::Error> Corrupt(std::string_view what) {
   return base::Fail(base::Code::kCorrupt, fmt::format("a change record {}", what));
@@ -83,6 +84,7 @@ std::uint64_t BlockPatch::ApplyUnits(MutableByteSpan block, std::uint64_t offset
   base::Store(head + 12, static_cast<std::uint8_t>(sizeof(Unit)));
   base::Store(head + 13, static_cast<std::uint8_t>(whole));
   base::Store(head + 14, std::uint16_t{0});
+  base::Store(head + 16, std::uint64_t{XXH3_64bits(block.data(), block.size())});
   return elements;
 }
 
@@ -100,6 +102,7 @@ base::Result<BlockRecord> BlockRecord::Read(ByteSpan records) {
   const std::size_t count = Load<std::uint32_t>(&records[8]);
   record.unit_bytes_ = Load<std::uint8_t>(&records[12]);
   const auto whole = Load<std::uint8_t>(&records[13]);
+  record.new_checksum_ = Load<std::uint64_t>(&records[16]);
   if (record.unit_bytes_ != 1 && record.unit_bytes_ != 2) return Corrupt("has odd units");
   if (whole > 1 || count == 0 || count * record.unit_bytes_ > kBlockBytes ||
       record.block_offset_ % kBlockBytes != 0 ||
@@ -129,6 +132,10 @@ base::Result<BlockRecord> BlockRecord::Read(ByteSpan records) {
   record.first_byte_ = Load<std::uint16_t>(record.positions_.data()) * record.unit_bytes_;
   record.end_byte_ = next * record.unit_bytes_;
   return record;
+}
+
+bool BlockRecord::IsNewBlock(ByteSpan block) const {
+  return XXH3_64bits(block.data(), block.size()) == new_checksum_;
 }
 
 void BlockRecord::Write(Side side, MutableByteSpan bytes) const {

@@ -70,11 +70,18 @@ class BlockRecord {
   // Does it hold every byte between them?
   bool whole() const { return whole_; }
 
+  // The whole block that it belongs to, in the bytes of the tensor: it begins at block_offset() and
+  // has kBlockBytes, or as many as the tensor has left.
+  std::uint64_t block_offset() const { return block_offset_; }
+
   // Puts the old or the new values into the image of [begin(), end()); whatever was there before.
   void Write(Side side, base::MutableByteSpan bytes) const;
+  // Is that the block as it was when Apply had changed it (by XXH3)?
+  bool IsNewBlock(base::ByteSpan block) const;
 
  private:
   std::uint64_t block_offset_ = 0;
+  std::uint64_t new_checksum_ = 0;
   std::size_t record_bytes_ = 0;
   std::size_t first_byte_ = 0;  // in the block
   std::size_t end_byte_ = 0;

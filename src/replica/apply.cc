@@ -1,13 +1,14 @@
 // 1. Prepare (prepare.h): decode every frame against the replica's bytes, hash what would come out,
 //    and write all that would change into a journal. A damaged frame, or a wrong hash, ends it here
 //    with nothing moved.
-// 2. The journal and its name are synced.
+// 2. The journal and its name are synced, and with it the removal of the last pull's journals.
 // 3. The marker is withdrawn, durably. From here on a process that dies, or a machine, leaves the
 //    journal and no marker, and the next pull carries the journal out.
-// 4. The new values are written from the journal (install.h). The data is not synced.
+// 4. The new values are written from the journal (install.h), each block as it was hashed in 1. The
+//    data is not synced.
 // 5. The head is written, durably, and the marker published.
-// If anything goes wrong in 3 to 5, the old values are written from the journal and synced, the old
-// head and marker stand again, and the journal goes.
+// If anything goes wrong in 3 to 5, the old values are written from the journal, hashed and synced,
+// the old head and marker stand again, and the journal goes.
 //
 // Invariants: while a marker stands, the files are exactly that version. A byte of the replica is
 // only written while a synced journal holds its old and its new value.
@@ -20,6 +21,7 @@
 
 #include "base/log.h"
 #include "replica/changes.h"
+#include "replica/hash_tensors.h"
 #include "replica/install.h"
 #include "replica/journals.h"
 #include "replica/prepare.h"
@@ -37,9 +39,18 @@ Status PutBack(const ReplicaState& state, const std::string& path, const Head& h
                base::ThreadPool& pool) {
   base::Progress progress;
   SYNCLINE_ASSIGN(const Journal journal, Journal::Open(state.files(), path));
-  SYNCLINE_TRY(Install(state.files(), state.directory(), journal, Side::kOld, pool, progress));
+  SYNCLINE_TRY(Install(state.files(), state.directory(), journal, Side::kOld, Check::kNone, pool, progress));
   std::set<std::string> names;
-  for (const JournalTensor& tensor : journal.head().tensors) names.insert(tensor.file);
+  std::set<std::string> tensors;
+  for (const JournalTensor& tensor : journal.head().tensors) {
+    names.insert(tensor.file);
+    tensors.insert(tensor.name);
+  }
+  SYNCLINE_ASSIGN(const Damage damage,
+                  FindDamage(state, head,
+                             [&](const std::string& name) { return tensors.contains(name); }, pool,
+                             progress, nullptr));
+  if (damage.weights()) return Fail(Code::kChecksumMismatch, "the old bytes did not come back");
   SYNCLINE_TRY(SyncFiles(state.files(), state.directory(), {names.begin(), names.end()}, pool));
   SYNCLINE_TRY(state.WriteHead(head));
   SYNCLINE_TRY(state.PublishMarker(head.held));
@@ -99,8 +110,8 @@ Result<ApplyCounts> ApplyVersion(const ReplicaState& state,
     next.hashes.insert_or_assign(delta.name, TensorHash{version.delta->checksum, delta.hash});
   }
   const auto ready = [&]() -> Status {
-    SYNCLINE_TRY(files.SyncDirectory(path.substr(0, path.rfind('/'))));
-    return before_writing();
+    SYNCLINE_TRY(before_writing());
+    return files.SyncDirectory(path.substr(0, path.rfind('/')));
   };
   if (Status status = ready(); !status) {
     (void)files.Remove(path);
@@ -109,7 +120,8 @@ Result<ApplyCounts> ApplyVersion(const ReplicaState& state,
   const auto commit = [&]() -> Status {
     SYNCLINE_TRY(state.WithdrawMarker());
     SYNCLINE_ASSIGN(const Journal journal, Journal::Open(files, path));
-    SYNCLINE_TRY(Install(files, state.directory(), journal, Side::kNew, pool, progress));
+    SYNCLINE_TRY(Install(files, state.directory(), journal, Side::kNew, Check::kNewBlocks, pool,
+                         progress));
     SYNCLINE_TRY(state.WriteHead(next));
     return state.PublishMarker(to);
   };

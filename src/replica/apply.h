@@ -26,8 +26,8 @@ struct ApplyCounts {
 
 // Applies `version`, which builds on the version that `head` describes, to the replica whose files
 // `checkpoint` describes; `head` becomes the new one, which holds `to` (its token is drawn here).
-// `before_writing` is called when all is known to be right and the journal is on the device; its
-// error ends the apply. After an error the replica is as it was, unless the error says that putting
+// `before_writing` is called when all is known to be right and the journal's content is on the device,
+// before its name is; its error ends the apply. After an error the replica is as it was, unless the error says that putting
 // it back failed; then there is no marker, and the next pull carries the journal out. Errors name
 // version, file and tensor; kChecksumMismatch lists the tensors that would not be as published.
 //

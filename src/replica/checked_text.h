@@ -13,4 +13,9 @@ std::string CheckedText(std::string_view name, std::string_view body);
 // The body; nothing if the text is not of that form or the checksum is wrong.
 std::optional<std::string_view> CheckedBody(std::string_view name, std::string_view text);
 
+// Paths are bytes, JSON is UTF-8: every byte outside of printable ASCII, and '%', becomes %XX.
+std::string EscapePath(std::string_view path);
+// Nothing for a % without two hex digits.
+std::optional<std::string> UnescapePath(std::string_view text);
+
 }  // namespace syncline::replica

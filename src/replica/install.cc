@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -16,19 +17,29 @@ using base::Result;
 using base::Status;
 using delta::BlockRecord;
 
-Status InstallRecord(base::File& file, std::uint64_t tensor_offset, const BlockRecord& record,
-                     delta::Side side, base::Buffer& buffer) {
-  const MutableByteSpan bytes = buffer.Get(record.end() - record.begin());
-  const std::uint64_t offset = tensor_offset + record.begin();
-  if (!record.whole()) SYNCLINE_TRY(base::ReadExactly(file, bytes, offset));
-  record.Write(side, bytes);
-  return file.WriteAt(bytes, offset);
+Status InstallRecord(base::File& file, const JournalTensor& tensor, const BlockRecord& record,
+                     delta::Side side, Check check, base::Buffer& buffer) {
+  const std::uint64_t size =
+      std::min<std::uint64_t>(delta::kBlockBytes, tensor.bytes - record.block_offset());
+  const std::uint64_t at = tensor.offset + record.block_offset();
+  const MutableByteSpan block = buffer.Get(size);
+  const MutableByteSpan part =
+      block.subspan(record.begin() - record.block_offset(), record.end() - record.begin());
+  if (!record.whole()) SYNCLINE_TRY(base::ReadExactly(file, block, at));
+  record.Write(side, part);
+  if (check == Check::kNewBlocks && !record.IsNewBlock(block)) {
+    return base::Fail(base::Code::kChecksumMismatch,
+                      fmt::format("{}: tensor {} has changed since it was hashed, or was read "
+                                  "wrongly, at {}",
+                                  file.path(), tensor.name, at));
+  }
+  return file.WriteAt(part, tensor.offset + record.begin());
 }
 
 }  // namespace
 
 Status Install(base::FileSystem& files, const std::string& directory, const Journal& journal,
-               delta::Side side, base::ThreadPool& pool, base::Progress& progress) {
+               delta::Side side, Check check, base::ThreadPool& pool, base::Progress& progress) {
   std::map<std::string, std::unique_ptr<base::File>> open;
   std::vector<base::File*> file_of;  // of each tensor
   for (const JournalTensor& tensor : journal.head().tensors) {
@@ -56,8 +67,8 @@ Status Install(base::FileSystem& files, const std::string& directory, const Jour
     const std::uint32_t tensor = journal.tensor_of(i);
     while (!records.empty()) {
       SYNCLINE_ASSIGN(const BlockRecord record, BlockRecord::Read(records));
-      SYNCLINE_TRY(InstallRecord(*file_of[tensor], journal.head().tensors[tensor].offset, record,
-                                 side, *image));
+      SYNCLINE_TRY(InstallRecord(*file_of[tensor], journal.head().tensors[tensor], record, side,
+                                 check, *image));
       records = records.subspan(record.record_bytes());
     }
     return {};

@@ -9,6 +9,7 @@
 
 #include "base/json.h"
 #include "delta/block_patch.h"
+#include "replica/checked_text.h"
 
 namespace syncline::replica {
 namespace {
@@ -36,7 +37,7 @@ std::uint64_t Checksum(ByteSpan bytes) { return XXH3_64bits(bytes.data(), bytes.
 std::string HeadText(const JournalHead& head) {
   Json::Array tensors;
   for (const JournalTensor& tensor : head.tensors) {
-    tensors.emplace_back(Json::Array{tensor.name, tensor.file, tensor.offset, tensor.bytes,
+    tensors.emplace_back(Json::Array{tensor.name, EscapePath(tensor.file), tensor.offset, tensor.bytes,
                                      HashText(tensor.before), HashText(tensor.after)});
   }
   return ToText(Json(Json::Object{{"format", kFormat},
@@ -53,13 +54,14 @@ std::optional<JournalTensor> ParseTensor(const Json& json) {
   const std::string* file = (*fields)[1].string();
   const std::uint64_t* offset = (*fields)[2].unsigned_integer();
   const std::uint64_t* bytes = (*fields)[3].unsigned_integer();
+  const auto path = file == nullptr ? std::nullopt : UnescapePath(*file);
   const auto before = ParseHash((*fields)[4]);
   const auto after = ParseHash((*fields)[5]);
-  if (name == nullptr || file == nullptr || offset == nullptr || bytes == nullptr || !before ||
-      !after || !base::IsInsidePath(*file) || *offset + *bytes < *offset) {
+  if (name == nullptr || !path || offset == nullptr || bytes == nullptr || !before || !after ||
+      !base::IsInsidePath(*path) || *offset + *bytes < *offset) {
     return std::nullopt;
   }
-  return JournalTensor{*name, *file, *offset, *bytes, *before, *after};
+  return JournalTensor{*name, *path, *offset, *bytes, *before, *after};
 }
 
 std::optional<JournalHead> ParseHead(std::string_view text) {

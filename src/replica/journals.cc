@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "base/log.h"
-
 namespace syncline::replica {
 namespace {
 
@@ -35,7 +33,7 @@ Result<Journals> Journals::Open(const ReplicaState& state) {
     }
     // A journal that merely cannot be read now may still be needed.
     if (journal.error().code != Code::kCorrupt) return std::unexpected(journal.error());
-    SYNCLINE_TRY(state.files().Remove(path));
+    journals.unreadable_.push_back(std::move(path));
   }
   return journals;
 }
@@ -66,6 +64,8 @@ const StoredJournal* Journals::StartingAt(std::string_view token) const {
 }
 
 Status Journals::RemoveOthers(const std::vector<const StoredJournal*>& keep) {
+  for (const std::string& path : unreadable_) SYNCLINE_TRY(files_->Remove(path));
+  unreadable_.clear();
   std::vector<std::string> kept;
   for (const StoredJournal* stored : keep) kept.push_back(stored->path);
   for (std::size_t i = all_.size(); i-- > 0;) {

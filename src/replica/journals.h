@@ -18,7 +18,7 @@ struct StoredJournal {
 
 class Journals {
  public:
-  // Reads all; those that were not committed or are damaged are removed.
+  // Reads all. Those that were not committed, or are damaged, are not among all().
   static base::Result<Journals> Open(const ReplicaState& state);
 
   // Where the journal of an apply that leads to `to` belongs; its folder exists afterwards.
@@ -29,13 +29,15 @@ class Journals {
   // The apply that began at that version; null: there is none.
   const StoredJournal* StartingAt(std::string_view token) const;
   const std::vector<StoredJournal>& all() const { return all_; }
+  bool any_unreadable() const { return !unreadable_.empty(); }
 
-  // Removes all but those in `keep`.
+  // Removes all but those in `keep`, the unreadable ones too.
   base::Status RemoveOthers(const std::vector<const StoredJournal*>& keep);
 
  private:
   base::FileSystem* files_ = nullptr;
   std::vector<StoredJournal> all_;
+  std::vector<std::string> unreadable_;  // paths
 };
 
 }  // namespace syncline::replica

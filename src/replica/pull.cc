@@ -25,6 +25,8 @@
 #include "replica/replica.h"
 #include "replica/seed.h"
 #include "replica/undo.h"
+#include "store/directory_sink.h"
+#include "store/retention.h"
 #include "store/version.h"
 
 namespace syncline::replica {
@@ -65,6 +67,13 @@ class LastPull {
   // What the journals changed is on the device.
   Status Sync() { return synced_.valid() ? synced_.get() : Status(); }
 
+  Status SyncRemoval() {
+    const std::string folder = state_.Path("journal");
+    SYNCLINE_ASSIGN(const bool there, base::Exists(state_.files(), folder));
+    return there ? state_.files().SyncDirectory(folder) : Status();
+  }
+
+  // Durable once SyncRemoval was called, or the folder synced otherwise.
   Status Forget() {
     SYNCLINE_TRY(Sync());
     SYNCLINE_TRY(journals_.RemoveOthers({}));
@@ -121,17 +130,16 @@ class Puller {
   }
 
   Status PrepareDirectory() const {
-    SYNCLINE_TRY(files_.MakeDirectories(state_.directory()));
-    SYNCLINE_ASSIGN(const bool replica, state_.IsReplica());
-    if (!replica) {
-      SYNCLINE_ASSIGN(const std::vector<std::string> names, files_.List(state_.directory()));
-      if (!names.empty()) {
-        return Fail(Code::kAlreadyExists,
-                    fmt::format("{} holds files and is no replica; choose an empty directory",
-                                state_.directory()));
-      }
+    SYNCLINE_TRY(store::MakeDirectoriesDurably(files_, state_.directory(), true));
+    // Another first pull may make the folder between two looks, so there is only one.
+    SYNCLINE_ASSIGN(const std::vector<std::string> names, files_.List(state_.directory()));
+    const std::string_view own = base::BaseName(state_.Path(""));
+    if (!names.empty() && std::ranges::find(names, own) == names.end()) {
+      return Fail(Code::kAlreadyExists,
+                  fmt::format("{} holds files and is no replica; choose an empty directory",
+                              state_.directory()));
     }
-    return files_.MakeDirectories(state_.Path(""));
+    return store::MakeDirectoriesDurably(files_, state_.Path(""), true);
   }
 
   // Step 2: sets held_.
@@ -172,6 +180,7 @@ class Puller {
     const std::string seed = Seed().empty() ? given_up_seed_ : Seed();
     SYNCLINE_ASSIGN(const Plan plan, MakePlan(*source_, target, from, seed));
     if (plan.kind == Plan::Start::kHeld && plan.deltas.empty()) return {};
+    const auto lease = TakeLease(plan);
     SYNCLINE_ASSIGN(const std::vector<Version> deltas, Bring(plan));
     SYNCLINE_ASSIGN(last_, LastPull::Open(state_));
     if (plan.kind != Plan::Start::kHeld) SYNCLINE_TRY(Reseed(plan));
@@ -182,6 +191,14 @@ class Puller {
       SYNCLINE_TRY(LimitJournals());
     }
     return {};
+  }
+
+  // So that retention leaves what this pull reads. Null where there is no place for it.
+  std::unique_ptr<store::Lease> TakeLease(const Plan& plan) {
+    const std::uint64_t from = plan.kind != Plan::Start::kHeld ? plan.start_version()
+                                                               : plan.deltas.front().number;
+    const std::uint64_t to = plan.deltas.empty() ? from : plan.deltas.back().number;
+    return store::TakeLease(source_->objects(), from, to, files_);
   }
 
   // A replica that follows from far behind does not keep more of the way than its own size.
@@ -267,6 +284,7 @@ class Puller {
     SYNCLINE_ASSIGN(const std::uint64_t bytes, seeder.Bring(start_directory_, options, expected,
                                                             pool_, progress_, options_.cancel));
     SYNCLINE_TRY(last_->Forget());
+    SYNCLINE_TRY(last_->SyncRemoval());
     SYNCLINE_ASSIGN(held_, seeder.Swap());
     report_.bytes_read += bytes;
     report_.seeded = true;

@@ -9,14 +9,13 @@
 //                                   one that had begun after it is taken back
 //   no marker, or no agreement      an apply, an undo or a repair was interrupted (ours or another
 //                                   program's): the journals that led to the head are carried out
-//                                   again, then the one that had begun after it; without the latter
-//                                   everything is compared with the head
+//                                   again, then the one that had begun after it; then everything is
+//                                   compared with the head
 //   a marker of ours without head   the head was lost: what is there is hashed and taken over
 //   neither marker nor head         nothing is held
 //
-// Carrying out a journal is idempotent, so a recovery that is interrupted is simply begun again. A
-// tensor that a journal touched is hashed afterwards; whatever is not right is reported, never
-// trusted.
+// Carrying out a journal is idempotent, so a recovery that is interrupted is simply begun again. What
+// a journal touched is hashed afterwards; whatever is not right is reported, never trusted.
 #include "replica/recover.h"
 
 #include <fmt/format.h>
@@ -66,7 +65,9 @@ class Recovery {
     SYNCLINE_TRY(RemoveLeftOvers(state_));
     Seeder seeder(state_);
     SYNCLINE_ASSIGN(const bool ready, seeder.IsReady());
-    if (ready) {
+    SYNCLINE_ASSIGN(const auto marker, state_.ReadMarker());
+    const bool foreign = marker && marker->token.empty();
+    if (ready && !foreign) {
       SYNCLINE_ASSIGN(held_.head, seeder.Swap());
       SYNCLINE_ASSIGN(journals_, Journals::Open(state_));
       SYNCLINE_TRY(journals_.RemoveOthers({}));
@@ -75,11 +76,10 @@ class Recovery {
     }
     SYNCLINE_TRY(state_.files().RemoveAll(state_.Path("incoming")));
     SYNCLINE_ASSIGN(journals_, Journals::Open(state_));
-    SYNCLINE_ASSIGN(const auto marker, state_.ReadMarker());
     SYNCLINE_ASSIGN(held_.head, state_.ReadHead());
     const bool agree = marker && held_.head && marker->version == held_.head->held.version &&
                        marker->token == held_.head->held.token;
-    if (marker && marker->token.empty()) {
+    if (foreign) {
       SYNCLINE_TRY(journals_.RemoveOthers({}));
       SYNCLINE_TRY(Adopt(HeldVersion{.version = marker->version}));
     } else if (agree) {
@@ -95,13 +95,29 @@ class Recovery {
   }
 
  private:
-  // The journals that led here stay, for undo; one that begins here never changed a byte.
-  Status Trust() { return journals_.RemoveOthers(journals_.LeadingTo(held_.head->held.token)); }
+  // The journals that led here stay, for undo; one that begins here never changed a byte. One that
+  // cannot be read may be the only record of what has not reached the device yet.
+  Status Trust() {
+    if (journals_.any_unreadable()) SYNCLINE_TRY(SyncAll());
+    return journals_.RemoveOthers(journals_.LeadingTo(held_.head->held.token));
+  }
+
+  Status SyncAll() const {
+    std::vector<std::string> names;
+    for (const auto& [name, hash] : held_.head->rests) {
+      SYNCLINE_ASSIGN(const bool there,
+                      base::Exists(state_.files(), base::JoinPath(state_.directory(), name)));
+      if (there) names.push_back(name);
+    }
+    return SyncFiles(state_.files(), state_.directory(), names, pool_);
+  }
 
   Status AfterRestart() {
     const std::string& token = held_.head->held.token;
     const Line past = journals_.LeadingTo(token);
     const StoredJournal* begun = journals_.StartingAt(token);
+    // Until the bytes are right nobody should believe the marker.
+    if (!past.empty() || begun != nullptr) SYNCLINE_TRY(state_.WithdrawMarker());
     SYNCLINE_TRY(CarryOut(past, Side::kNew));
     if (begun != nullptr) {
       SYNCLINE_TRY(CarryOut({begun}, Side::kOld));
@@ -118,21 +134,21 @@ class Recovery {
     const HeldVersion from = held_.head->held;
     SYNCLINE_TRY(CarryOut(journals_.LeadingTo(from.token), Side::kNew));
     const StoredJournal* begun = journals_.StartingAt(from.token);
+    // Another program may have begun something since, anywhere; so all is compared.
     if (begun == nullptr || damaged_journal_) {
       SYNCLINE_TRY(CheckAll());
       return Publish();
     }
     const JournalHead& journal = begun->journal.head();
     SYNCLINE_TRY(CarryOut({begun}, Side::kNew));
-    if (damaged_journal_) {
-      SYNCLINE_TRY(CheckAll());
-      return Publish();
+    if (!damaged_journal_) {
+      held_.head->held = journal.to;
+      for (const JournalTensor& tensor : journal.tensors) {
+        held_.head->hashes.insert_or_assign(tensor.name, tensor.after);
+      }
     }
-    held_.head->held = journal.to;
-    for (const JournalTensor& tensor : journal.tensors) {
-      held_.head->hashes.insert_or_assign(tensor.name, tensor.after);
-    }
-    SYNCLINE_TRY(CheckTouched());
+    SYNCLINE_TRY(CheckAll());
+    if (damaged_journal_) return Publish();
     SYNCLINE_TRY(Publish());
     // How many elements changed is not known any more; how many there are is an upper bound.
     Change change{.from = from, .to = journal.to};
@@ -193,7 +209,8 @@ class Recovery {
   Status CarryOut(const Line& line, Side side) {
     for (const StoredJournal* stored : line) {
       const Status status =
-          Install(state_.files(), state_.directory(), stored->journal, side, pool_, progress_);
+          Install(state_.files(), state_.directory(), stored->journal, side, Check::kNone,
+                                    pool_, progress_);
       for (const JournalTensor& tensor : stored->journal.head().tensors) {
         touched_.insert(tensor.name);
       }

@@ -2,7 +2,8 @@
 // 1. Copy everything into `incoming`, hashing tensors on the way.
 // 2. Sync files and folders, then write `incoming/.complete` (a head) durably.
 // Swap:
-// 3. If a whole version stands, keep its head as `previous/.complete`, durably.
+// 3. If a whole version stands, and this is not itself a way back (`incoming/.return`), keep its head
+//    as `previous/.complete`, durably.
 // 4. Withdraw the marker, durably.
 // 5. Move the old files to `previous`: every file of the replica that is not one of the new ones in
 //    its place already. Sync.
@@ -42,6 +43,7 @@ constexpr std::size_t kCopyBytes = 1 << 20;
 constexpr std::string_view kIncoming = "incoming";
 constexpr std::string_view kPrevious = "previous";
 constexpr std::string_view kComplete = ".complete";
+constexpr std::string_view kReturn = ".return";  // in `incoming`: what is replaced is not kept
 
 std::string Folder(const std::string& name) {
   const std::size_t slash = name.rfind('/');
@@ -217,6 +219,21 @@ Status CheckExpected(const Checkpoint& from, const store::Manifest& expected,
                           wrong.size(), fmt::join(wrong, ", ")));
 }
 
+// A delta whose index has lost what makes it one looks like a full version of small U8 tensors; but
+// its files carry a checksum under the name of each tensor.
+Status CheckIsNoDelta(const Checkpoint& from) {
+  for (const CheckpointTensor& tensor : from.tensors()) {
+    for (const auto& [key, value] : from.files()[tensor.file].metadata) {
+      if (key != tensor.name) continue;
+      return Fail(Code::kCorrupt,
+                  fmt::format("{} holds the frames of a delta, and its index does not say so",
+                              from.FilePath(tensor.file)));
+    }
+    break;
+  }
+  return {};
+}
+
 Result<std::optional<Head>> ReadComplete(const ReplicaState& state, std::string_view folder) {
   return state.ReadHeadFile(base::JoinPath(state.Path(folder), kComplete));
 }
@@ -247,6 +264,7 @@ Result<std::uint64_t> Seeder::Bring(const std::string& checkpoint, const SeedOpt
   FileSystem& files = state_.files();
   SYNCLINE_TRY(files.RemoveAll(state_.Path(kIncoming)));
   SYNCLINE_ASSIGN(const Checkpoint from, Checkpoint::Open(files, checkpoint));
+  SYNCLINE_TRY(CheckIsNoDelta(from));
   Copier copier(state_, from);
   SYNCLINE_TRY(copier.CheckNamesAndSpace(options.consume));
   SYNCLINE_ASSIGN(Head head, copier.Copy(options.consume, pool, progress, cancel));
@@ -274,8 +292,10 @@ Result<bool> Seeder::PrepareReturn() {
   SYNCLINE_ASSIGN(const auto head, Previous());
   if (!head) return false;
   FileSystem& files = state_.files();
+  const std::string previous = state_.Path(kPrevious);
   SYNCLINE_TRY(files.RemoveAll(state_.Path(kIncoming)));
-  SYNCLINE_TRY(files.Rename(state_.Path(kPrevious), state_.Path(kIncoming)));
+  SYNCLINE_TRY(base::WriteTextAtomically(files, base::JoinPath(previous, kReturn), "", true));
+  SYNCLINE_TRY(files.Rename(previous, state_.Path(kIncoming)));
   SYNCLINE_TRY(files.SyncDirectory(state_.Path("")));
   return true;
 }
@@ -291,7 +311,12 @@ Result<Head> Seeder::Swap() {
 
   SYNCLINE_ASSIGN(const auto marker, state_.ReadMarker());
   SYNCLINE_ASSIGN(const std::optional<Head> old, state_.ReadHead());
-  const bool held = marker && old && marker->token == old->held.token;
+  if (marker && marker->token == next.held.token) {  // it was interrupted at its very end
+    SYNCLINE_TRY(files.RemoveAll(incoming));
+    return next;
+  }
+  SYNCLINE_ASSIGN(const bool is_return, base::Exists(files, base::JoinPath(incoming, kReturn)));
+  const bool held = !is_return && marker && old && marker->token == old->held.token;
   if (marker) {  // nothing has moved yet
     SYNCLINE_TRY(files.RemoveAll(previous));
     SYNCLINE_TRY(files.MakeDirectories(previous));

@@ -45,7 +45,8 @@ class Seeder {
   // Is there something to be swapped in, complete?
   base::Result<bool> IsReady() const;
 
-  // Makes what Swap kept the next thing to be swapped in: the way back. False: nothing was kept.
+  // Makes what Swap kept the next thing to be swapped in: the way back, which keeps nothing itself.
+  // False: nothing was kept.
   base::Result<bool> PrepareReturn();
   base::Result<std::optional<Head>> Previous() const;
 

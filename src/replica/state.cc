@@ -77,15 +77,19 @@ std::optional<Head> ParseHead(std::string_view text) {
       rests == nullptr || rests->object() == nullptr) {
     return std::nullopt;
   }
-  Head head{.held = *held, .boot_id = *boot_id, .source = *source, .seed = *seed};
+  const auto source_path = UnescapePath(*source);
+  const auto seed_path = UnescapePath(*seed);
+  if (!source_path || !seed_path) return std::nullopt;
+  Head head{.held = *held, .boot_id = *boot_id, .source = *source_path, .seed = *seed_path};
   for (const auto& [name, value] : *hashes->object()) {
     const auto hash = ParseHash(value);
     if (!hash) return std::nullopt;
     head.hashes.emplace(name, *hash);
   }
   for (const auto& [name, value] : *rests->object()) {
-    if (value.string() == nullptr || !base::IsInsidePath(name)) return std::nullopt;
-    head.rests.emplace(name, *value.string());
+    auto path = UnescapePath(name);
+    if (value.string() == nullptr || !path || !base::IsInsidePath(*path)) return std::nullopt;
+    head.rests.emplace(*std::move(path), *value.string());
   }
   return head;
 }
@@ -200,12 +204,12 @@ Status ReplicaState::WriteHeadFile(const std::string& path, const Head& head) co
   Json::Object hashes;
   Json::Object rests;
   for (const auto& [name, hash] : head.hashes) hashes.emplace_back(name, HashText(hash));
-  for (const auto& [name, hash] : head.rests) rests.emplace_back(name, hash);
+  for (const auto& [name, hash] : head.rests) rests.emplace_back(EscapePath(name), hash);
   const Json json(Json::Object{{"format", kFormat},
                                {"held", HeldJson(head.held)},
                                {"boot_id", head.boot_id},
-                               {"source", head.source},
-                               {"seed", head.seed},
+                               {"source", EscapePath(head.source)},
+                               {"seed", EscapePath(head.seed)},
                                {"hashes", std::move(hashes)},
                                {"rests", std::move(rests)}});
   return base::WriteTextAtomically(files_, path, CheckedText("head", ToText(json)), true);

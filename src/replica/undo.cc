@@ -54,7 +54,7 @@ Status StepBack(const ReplicaState& state, const StoredJournal& stored, Head& he
     change.tensors.push_back({tensor.name, tensor.bytes});
   }
   SYNCLINE_TRY(state.WithdrawMarker());
-  SYNCLINE_TRY(Install(files, state.directory(), stored.journal, Side::kOld, pool, progress));
+  SYNCLINE_TRY(Install(files, state.directory(), stored.journal, Side::kOld, Check::kNone, pool, progress));
   if (!tensors.empty()) {
     SYNCLINE_ASSIGN(
         const Damage damage,
@@ -62,7 +62,7 @@ Status StepBack(const ReplicaState& state, const StoredJournal& stored, Head& he
             state, before, [&](const std::string& name) { return tensors.contains(name); }, pool,
             progress, nullptr));
     if (damage.weights()) {
-      SYNCLINE_TRY(Install(files, state.directory(), stored.journal, Side::kNew, pool, progress));
+      SYNCLINE_TRY(Install(files, state.directory(), stored.journal, Side::kNew, Check::kNone, pool, progress));
       SYNCLINE_TRY(state.PublishMarker(head.held));
       return Fail(
           Code::kChecksumMismatch,
@@ -76,7 +76,8 @@ Status StepBack(const ReplicaState& state, const StoredJournal& stored, Head& he
   SYNCLINE_TRY(files.SyncDirectory(state.Path("")));
   head = std::move(before);
   RecordChange(state, change);
-  return files.Remove(stored.path);
+  SYNCLINE_TRY(files.Remove(stored.path));
+  return files.SyncDirectory(stored.path.substr(0, stored.path.rfind('/')));
 }
 
 }  // namespace
@@ -116,6 +117,7 @@ Result<UndoReport> Undo(FileSystem& files, const std::string& into, const UndoOp
     if (ready) {
       SYNCLINE_ASSIGN(head, seeder.Swap());
       SYNCLINE_TRY(journals.RemoveOthers({}));
+      SYNCLINE_TRY(files.RemoveAll(state.Path("previous")));
     }
   } else {
     const auto line = journals.LeadingTo(head.held.token);

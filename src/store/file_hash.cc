@@ -53,15 +53,16 @@ std::string Sha256Hex(base::ByteSpan bytes) {
 Result<FileHash> HashFile(FileSystem& files, const std::string& path,
                           const base::CancelToken* cancel) {
   SYNCLINE_ASSIGN(const auto file, files.Open(path, base::OpenMode::kRead));
-  std::vector<std::byte> buffer(kReadBytes);
+  SYNCLINE_ASSIGN(const base::FileInfo info, file->Stat());
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(kReadBytes, info.size));
   Sha256 sha;
-  FileHash hash;
-  while (true) {
+  FileHash hash{.bytes = info.size};
+  for (std::uint64_t at = 0; at < info.size; at += buffer.size()) {
     if (cancel != nullptr) SYNCLINE_TRY(cancel->Check());
-    SYNCLINE_ASSIGN(const std::size_t got, file->ReadAt(buffer, hash.bytes));
-    sha.Update(std::span(buffer).first(got));
-    hash.bytes += got;
-    if (got < buffer.size()) break;
+    const auto piece =
+        std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), info.size - at));
+    SYNCLINE_TRY(base::ReadExactly(*file, piece, at));
+    sha.Update(piece);
   }
   hash.sha256 = sha.Hex();
   if (hash.sha256.empty()) return Fail(Code::kInternal, "cannot hash " + path);

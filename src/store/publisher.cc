@@ -224,7 +224,15 @@ Status Publisher::HashFiles(Work& work) {
   }
   SYNCLINE_ASSIGN(std::vector<FileHash> hashes,
                   store::HashFiles(*files_, paths, *pool_, work.cancel));
+  // A hash that came of a wrong read would make an announced version one that nobody can use, so
+  // everything is read twice.
+  SYNCLINE_ASSIGN(const std::vector<FileHash> again,
+                  store::HashFiles(*files_, paths, *pool_, work.cancel));
   for (std::size_t i = 0; i < hashes.size(); ++i) {
+    if (hashes[i].sha256 != again[i].sha256) {
+      return Fail(Code::kChecksumMismatch,
+                  fmt::format("{} was read as two different files", paths[i]));
+    }
     work.manifest.files.push_back({work.written[i], hashes[i].bytes, std::move(hashes[i].sha256)});
   }
   std::ranges::sort(work.manifest.files, {}, &ManifestFile::name);

@@ -211,6 +211,12 @@ Result<Described> Source::DescribeNow(std::uint64_t version) {
   }
   const std::string index_path = base::JoinPath(described.directory, checkpoint::kIndexName);
   SYNCLINE_ASSIGN(const auto index, ReadIfThere(*files_, index_path, checkpoint::kMaxIndexBytes));
+  // Nothing else vouches for these bytes, so they are read twice.
+  SYNCLINE_ASSIGN(const auto again,
+                  ReadIfThere(*files_, index_path, checkpoint::kMaxIndexBytes));
+  if (index != again) {
+    return Fail(Code::kCorrupt, fmt::format("{} changed while it was read", index_path));
+  }
   if (index) {
     described.identity = "index:" + tensor::HashHex(tensor::HashKind::kXxh3, base::AsBytes(*index));
   }
@@ -252,9 +258,10 @@ Result<std::string> Source::BringNow(const Described& version, Part part, const 
   };
   if (is_directory()) {
     if (version.manifest) {
-      const bool hash = version.delta && part == Part::kVersion;
-      SYNCLINE_TRY(CheckFiles(*files_, version.directory, version.manifest->manifest, part,
-                              hash || !keys_.empty(), pool, options_.cancel));
+      // The tensors of a full version have hashes of their own in the manifest.
+      const bool hash = version.delta || !keys_.empty();
+      SYNCLINE_TRY(CheckFiles(*files_, version.directory, version.manifest->manifest, part, hash,
+                              pool, options_.cancel));
     }
     return inside(version.directory);
   }

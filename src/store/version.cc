@@ -145,7 +145,15 @@ Json::Object DeltaMetadata(const DeltaInfo& info) {
 }
 
 Result<std::optional<DeltaInfo>> ParseDeltaInfo(const Json::Object& metadata) {
-  if (FindIn(metadata, "delta_encoding") == nullptr) return std::nullopt;
+  if (FindIn(metadata, "delta_encoding") == nullptr) {
+    for (const std::string_view key : {"base_version", "compression_format", "checksum_format"}) {
+      if (FindIn(metadata, key) == nullptr) continue;
+      return Fail(Code::kCorrupt, fmt::format("metadata \"{}\" is there, \"delta_encoding\" is "
+                                              "missing",
+                                              key));
+    }
+    return std::nullopt;
+  }
   DeltaInfo info;
   SYNCLINE_ASSIGN(info.version, NumberField(metadata, "version"));
   SYNCLINE_ASSIGN(info.base_version, NumberField(metadata, "base_version"));
