@@ -280,9 +280,12 @@ class Puller {
         expected = &plan.start.manifest->manifest;
       }
     }
+    const store::Part part =
+        plan.kind == Plan::Start::kFullCopy ? store::Part::kFullCopy : store::Part::kVersion;
     Seeder seeder(state_);
-    SYNCLINE_ASSIGN(const std::uint64_t bytes, seeder.Bring(start_directory_, options, expected,
-                                                            pool_, progress_, options_.cancel));
+    SYNCLINE_ASSIGN(const std::uint64_t bytes,
+                    seeder.Bring(start_directory_, options, expected, part, pool_, progress_,
+                                 options_.cancel));
     SYNCLINE_TRY(last_->Forget());
     SYNCLINE_TRY(last_->SyncRemoval());
     SYNCLINE_ASSIGN(held_, seeder.Swap());

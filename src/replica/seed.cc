@@ -147,6 +147,28 @@ class Copier {
     return SyncFolders(files_, to_, names_);
   }
 
+  // The copy against the SHA-256 of each file in the manifest.
+  Status CheckFiles(const store::Manifest& expected, store::Part part, base::ThreadPool& pool,
+                    const base::CancelToken* cancel) const {
+    const std::string folder =
+        part == store::Part::kFullCopy ? fmt::format("{}/", store::kFullCopyFolder) : "";
+    store::Manifest copied;
+    for (const store::ManifestFile& file : expected.files) {
+      if (!file.name.starts_with(folder)) continue;
+      const std::string name = file.name.substr(folder.size());
+      if (std::ranges::find(names_, name) == names_.end()) continue;
+      copied.files.push_back({name, file.bytes, file.sha256});
+    }
+    for (const std::string& name : names_) {
+      if (std::ranges::find(copied.files, name, &store::ManifestFile::name) != copied.files.end()) {
+        continue;
+      }
+      return Fail(Code::kCorrupt, fmt::format("{}: the manifest does not name {}",
+                                              from_.directory(), name));
+    }
+    return store::CheckFiles(files_, to_, copied, store::Part::kAll, true, pool, cancel);
+  }
+
   std::uint64_t bytes() const { return bytes_; }
 
  private:
@@ -191,7 +213,7 @@ class Copier {
   std::uint64_t bytes_ = 0;
 };
 
-Status CheckExpected(const Checkpoint& from, const store::Manifest& expected,
+Status CheckTensors(const Checkpoint& from, const store::Manifest& expected,
                      const std::map<std::string, TensorHash, std::less<>>& hashes) {
   const auto corrupt = [&](const std::string& what) {
     return Fail(Code::kCorrupt, fmt::format("{}: {}", from.directory(), what));
@@ -259,8 +281,9 @@ Status ListFiles(FileSystem& files, const std::string& directory, const std::str
 }  // namespace
 
 Result<std::uint64_t> Seeder::Bring(const std::string& checkpoint, const SeedOptions& options,
-                                    const store::Manifest* expected, base::ThreadPool& pool,
-                                    base::Progress& progress, const base::CancelToken* cancel) {
+                                    const store::Manifest* expected, store::Part part,
+                                    base::ThreadPool& pool, base::Progress& progress,
+                                    const base::CancelToken* cancel) {
   FileSystem& files = state_.files();
   SYNCLINE_TRY(files.RemoveAll(state_.Path(kIncoming)));
   SYNCLINE_ASSIGN(const Checkpoint from, Checkpoint::Open(files, checkpoint));
@@ -268,7 +291,11 @@ Result<std::uint64_t> Seeder::Bring(const std::string& checkpoint, const SeedOpt
   Copier copier(state_, from);
   SYNCLINE_TRY(copier.CheckNamesAndSpace(options.consume));
   SYNCLINE_ASSIGN(Head head, copier.Copy(options.consume, pool, progress, cancel));
-  if (expected != nullptr) SYNCLINE_TRY(CheckExpected(from, *expected, head.hashes));
+  if (expected != nullptr) {
+    SYNCLINE_TRY(CheckTensors(from, *expected, head.hashes));
+    // Files that were moved here were hashed when they were fetched.
+    if (!options.consume) SYNCLINE_TRY(copier.CheckFiles(*expected, part, pool, cancel));
+  }
   SYNCLINE_TRY(copier.Sync(pool));
   head.held = options.to;
   head.held.token = DrawToken();

@@ -32,10 +32,12 @@ class Seeder {
  public:
   explicit Seeder(const ReplicaState& state) : state_(state) {}
 
-  // `expected`: the manifest of the version, if it has one; its tensors must be those of the
-  // checkpoint, with their hashes: kChecksumMismatch or kCorrupt otherwise. Returns the bytes read.
+  // `expected`: the manifest of the version, if it has one, and which part of it the checkpoint is:
+  // what was copied must have its hashes: kChecksumMismatch or kCorrupt otherwise. Returns the bytes
+  // read.
   base::Result<std::uint64_t> Bring(const std::string& checkpoint, const SeedOptions& options,
-                                    const store::Manifest* expected, base::ThreadPool& pool,
+                                    const store::Manifest* expected, store::Part part,
+                                    base::ThreadPool& pool,
                                     base::Progress& progress, const base::CancelToken* cancel);
 
   // Puts what Bring left into place and returns its head. What was there is kept in `previous` if

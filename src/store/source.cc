@@ -258,8 +258,8 @@ Result<std::string> Source::BringNow(const Described& version, Part part, const 
   };
   if (is_directory()) {
     if (version.manifest) {
-      // The tensors of a full version have hashes of their own in the manifest.
-      const bool hash = version.delta || !keys_.empty();
+      // A checkpoint's copy is hashed by whoever makes it.
+      const bool hash = version.delta && part == Part::kVersion;
       SYNCLINE_TRY(CheckFiles(*files_, version.directory, version.manifest->manifest, part, hash,
                               pool, options_.cancel));
     }

@@ -84,8 +84,8 @@ class Source {
   // The directory, in files() of the machine, that holds the version's files (or its full copy). Of
   // a store that is a directory: where it is. Of others everything is fetched to `spool`/weight_vN
   // first, in parallel ranges; what a call that was interrupted has fetched is not fetched again.
-  // Every file must have the size and SHA-256 of the manifest (of a full version in a directory
-  // only its size, unless keys are trusted: its tensors have hashes of their own). Waits as
+  // Every file must have the size and SHA-256 of the manifest; of a full version or copy in a
+  // directory only the size is looked at: it is copied next, and the copy has to be hashed. Waits as
   // wait_seconds says; then kNotFound, kCorrupt or kChecksumMismatch names the file, expected and
   // actual. kNoSpace before anything is fetched.
   base::Result<std::string> Bring(const Described& version, Part part, const std::string& spool,
