@@ -1,8 +1,8 @@
 // delta::OpenPatch and CheckFrame. The input is a byte of kind, three of the tensor's size, and a
 // frame.
 //
-// - Where the zstd library decodes the frame to the size of the tensor, an xor patch walked block by
-//   block is that image; where it does not, the patch is refused.
+// - Where the zstd library decodes the frame to the size of the tensor, an xor patch walked block
+//   by block is that image; where it does not, the patch is refused.
 // - An overwrite patch is what a plain reading of the library's content gives; content that does
 //   not follow the format is refused.
 // - CheckFrame accepts whatever OpenPatch does, and counts the same bytes.

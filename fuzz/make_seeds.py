@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import xxhash
 import zstandard
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
@@ -218,10 +219,59 @@ def encoders_seeds() -> Iterator[tuple[str, bytes]]:
     yield "same-byte", bytes([1, 9, 5]) + b"\x07" * 400
 
 
+def record(block: int, positions: list[int], old: bytes, new: bytes) -> bytes:
+    """A sparse record of units of one byte."""
+    head = struct.pack("<QIBBH", block, len(positions), 1, 0, 0)
+    return head + struct.pack(f"<{len(positions)}H", *positions) + old + new
+
+
+def journal_file(head: object, segments: list[tuple[int, bytes]]) -> bytes:
+    text = head if isinstance(head, bytes) else compact(head)
+    head_sum = xxhash.xxh3_64_intdigest(text)
+    body = b"SYNCJRN1" + struct.pack("<IIQ", len(text), 0, head_sum) + text
+    entries = b""
+    for tensor, content in segments:
+        digest = xxhash.xxh3_64_intdigest(content)
+        entries += struct.pack("<QIIQ", len(body), len(content), tensor, digest)
+        body += content
+    ends = (len(body), len(segments), xxhash.xxh3_64_intdigest(entries), head_sum)
+    return body + entries + struct.pack("<QQQQ", *ends) + b"SYNCEND1"
+
+
+def journal_seeds() -> Iterator[tuple[str, bytes]]:
+    digest = "0123456789abcdef" * 4
+    held = {"version": 6, "token": digest[:32], "run": digest[:32], "identity": digest}
+    sums = [f"xxh3-128:{digest[:32]}", f"blake3:{digest}"]
+    file = "model-00001-of-00001.safetensors"
+    head: dict[str, object] = {
+        "format": 1,
+        "boot_id": "01234567-89ab-cdef-0123-456789abcdef",
+        "from": held,
+        "to": held | {"version": 7},
+        "tensors": [["a", file, 400, 100_000, *sums], ["b", file, 100_400, 64, *sums]],
+    }
+    sparse_one = record(0, [0, 7, 65535], b"abc", b"xyz")
+    sparse_two = record(65536, [3], b"a", b"b")
+    whole = struct.pack("<QIBBH", 0, 4, 2, 1, 0) + bytes(range(16))
+    good = [(0, sparse_one + sparse_two), (1, whole)]
+    for kind in (0, 1):
+        yield f"good-{kind}", bytes([kind]) + journal_file(head, good)
+    yield "empty", b"\0" + journal_file(head | {"tensors": []}, [])
+    yield "outside", b"\0" + journal_file(head, [(1, sparse_one)])
+    yield "far-block", b"\0" + journal_file(head, [(0, record(2**64 - 65536, [65535], b"a", b"b"))])
+    yield "falling", b"\0" + journal_file(head, [(0, record(0, [7, 7], b"ab", b"cd"))])
+    yield "no-tensor", b"\0" + journal_file(head, [(2, sparse_one)])
+    yield "no-format", b"\0" + journal_file(head | {"format": 9}, good)
+    leaving = [["a", "../x", 0, 4, *sums]]
+    yield "path-outside", b"\0" + journal_file(head | {"tensors": leaving}, [])
+    yield "cut", b"\1" + journal_file(head, good)[:-1]
+
+
 SEEDS = {
     "delta_frame": delta_frame_seeds,
     "encoders": encoders_seeds,
     "index": index_seeds,
+    "journal": journal_seeds,
     "json": json_seeds,
     "manifest": manifest_seeds,
     "safetensors": safetensors_seeds,

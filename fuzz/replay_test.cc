@@ -17,6 +17,7 @@ extern "C" {
 int FuzzDeltaFrame(const std::uint8_t* data, std::size_t size);
 int FuzzEncoders(const std::uint8_t* data, std::size_t size);
 int FuzzIndex(const std::uint8_t* data, std::size_t size);
+int FuzzJournal(const std::uint8_t* data, std::size_t size);
 int FuzzJson(const std::uint8_t* data, std::size_t size);
 int FuzzManifest(const std::uint8_t* data, std::size_t size);
 int FuzzSafetensors(const std::uint8_t* data, std::size_t size);
@@ -136,6 +137,7 @@ void Replay(const std::string& name, Target target, std::size_t mutations) {
 TEST(Fuzz, DeltaFrame) { Replay("delta_frame", FuzzDeltaFrame, kMutationsOfTensors); }
 TEST(Fuzz, Encoders) { Replay("encoders", FuzzEncoders, kMutationsOfTensors); }
 TEST(Fuzz, Index) { Replay("index", FuzzIndex, kMutations); }
+TEST(Fuzz, Journal) { Replay("journal", FuzzJournal, kMutations); }
 TEST(Fuzz, Json) { Replay("json", FuzzJson, kMutations); }
 TEST(Fuzz, Manifest) { Replay("manifest", FuzzManifest, kMutations); }
 TEST(Fuzz, Safetensors) { Replay("safetensors", FuzzSafetensors, kMutations); }

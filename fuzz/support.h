@@ -57,8 +57,8 @@ class MemoryFile final : public base::File {
   std::string path_ = "memory";
 };
 
-// The most bytes that were held through operator new (in a fuzzing build, through malloc too) at one
-// time since this object was made, beside what was held before.
+// The most bytes that were held through operator new (in a fuzzing build, through malloc too) at
+// one time since this object was made, beside what was held before.
 class MemoryWatch {
  public:
   MemoryWatch();

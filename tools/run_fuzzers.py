@@ -60,18 +60,22 @@ def fuzz(target: str, seconds: int) -> bool:
 
 
 def keep(target: str) -> None:
-    """Adds what was found to the kept corpus, smallest inputs first."""
+    """Adds what was found to the kept corpus: a random choice of what covers it all."""
     kept = CORPUS / target
     with tempfile.TemporaryDirectory() as scratch:
         merged = Path(scratch) / "merged"
         shutil.copytree(kept, merged)
         before = {path.name for path in merged.iterdir()}
-        command = [str(BUILD / "bin" / f"fuzz_{target}"), "-merge=1", f"-max_len={MAX_BYTES}"]
+        command = [
+            str(BUILD / "bin" / f"fuzz_{target}"),
+            "-set_cover_merge=1",
+            f"-max_len={MAX_BYTES}",
+        ]
         folders = [str(merged), str(BUILD / "found" / target)]
         subprocess.run([*command, *folders], check=True, capture_output=True)
         new = [path for path in merged.iterdir() if path.name not in before]
-        new.sort(key=lambda path: path.stat().st_size)
-        room = MAX_FILES - len(before)
+        new.sort()  # their names are hashes
+        room = MAX_FILES - 5 - len(before)  # some for failures to come
         for path in new[: max(0, room)]:
             shutil.copy(path, kept / f"found-{path.name[:12]}")
         print(f"{target}: {min(len(new), max(0, room))} of {len(new)} new inputs kept")
@@ -79,7 +83,7 @@ def keep(target: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=int, default=60, help="for each target")
+    parser.add_argument("--seconds", type=int, default=60, help="for each target; 0: none")
     parser.add_argument("--target", help="only this one")
     parser.add_argument("--keep", action="store_true", help="add what was found to the corpus")
     arguments = parser.parse_args()
@@ -88,7 +92,7 @@ def main() -> int:
         parser.error(f"no target {arguments.target}; there are {', '.join(known)}")
     targets = [arguments.target] if arguments.target else known
     build(targets)
-    good = [fuzz(target, arguments.seconds) for target in targets]
+    good = [fuzz(target, arguments.seconds) for target in targets if arguments.seconds > 0]
     if arguments.keep:
         for target in targets:
             keep(target)

@@ -74,7 +74,11 @@ nb::dict Verify(const nb::bytes& path, std::optional<std::uint64_t> version, std
 nb::list Log(const nb::bytes& store) {
   const std::string path = ToPath(store);
   const std::vector<store::VersionSummary> history =
-      Call([&](const CancelToken&) { return store::ReadHistory(FileSystem::Posix(), path); });
+      Call([&](const CancelToken& cancel) -> base::Result<std::vector<store::VersionSummary>> {
+        SYNCLINE_ASSIGN(const auto source,
+                        store::Source::Open(FileSystem::Posix(), path, {.cancel = &cancel}));
+        return store::ReadHistory(*source);
+      });
   nb::list result;
   for (const store::VersionSummary& version : history) {
     nb::dict row;

@@ -5,6 +5,7 @@ All but the small accessors release the GIL, raise what a signal handler raises,
 exceptions of errors.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 __version__: str
@@ -67,6 +68,11 @@ class Publisher:
         baseline: str,
         baseline_directory: bytes,
         work_directory: bytes,
+        rank: int,
+        world: int,
+        timeout: float,
+        flush: Callable[[], object] | None,
+        refresh: Callable[[], object] | None,
     ) -> None: ...
     def publish(self, version: int | None, tensors: list[Any], full: bool) -> dict[str, Any]:
         """tensors: tuples (name, dtype, shape, buffer of the packed bytes)."""

@@ -34,6 +34,7 @@ struct Session {
 void AddPublish(CLI::App& app, Session& session);
 void AddPull(CLI::App& app, Session& session);
 void AddVerify(CLI::App& app, Session& session);
+void AddUndo(CLI::App& app, Session& session);
 void AddKeygen(CLI::App& app, Session& session);
 void AddLog(CLI::App& app, Session& session);
 void AddShow(CLI::App& app, Session& session);

@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "cli/command.h"
+#include "cli/store_options.h"
 #include "store/retention.h"
 
 namespace syncline::cli {
@@ -18,6 +19,7 @@ using base::Result;
 struct Options {
   std::string store;
   store::GcOptions gc;
+  objects::Settings connection;
 };
 
 Json Numbers(const std::vector<std::uint64_t>& versions) {
@@ -32,7 +34,7 @@ std::string Several(const std::vector<std::uint64_t>& versions) {
 }
 
 Result<Output> Gc(const Session& session, const Options& options) {
-  SYNCLINE_ASSIGN(const auto store, objects::Open(session.files, options.store, {}));
+  SYNCLINE_ASSIGN(const auto store, objects::Open(session.files, options.store, options.connection));
   store::GcOptions gc = options.gc;
   gc.files = &session.files;
   gc.cancel = &session.cancel;
@@ -76,6 +78,7 @@ void AddGc(CLI::App& app, Session& session) {
                   "(default: 600; 0 removes at once)")
       ->check(CLI::NonNegativeNumber);
   command.add_flag("--dry-run", options->gc.dry_run, "Say what would be done, change nothing");
+  AddConnectionOptions(command, options->connection);
   command.callback([&session, options] {
     session.action = [&session, options] { return Gc(session, *options); };
   });

@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "cli/command.h"
+#include "cli/store_options.h"
 #include "store/history.h"
 
 namespace syncline::cli {
@@ -28,9 +29,17 @@ std::string Kind(const VersionSummary& version) {
   return version.full_copy ? "delta+full" : "delta";
 }
 
-Result<Output> Log(const Session& session, const std::string& store) {
-  SYNCLINE_ASSIGN(const std::vector<VersionSummary> history,
-                  store::ReadHistory(session.files, store));
+struct Options {
+  std::string store;
+  StoreOptions reading;
+};
+
+Result<Output> Log(const Session& session, const Options& options) {
+  SYNCLINE_ASSIGN(const auto source,
+                  store::Source::Open(session.files, options.store,
+                                      options.reading.Source(session, options.store)));
+  SYNCLINE_TRY(source->Refresh(std::nullopt));
+  SYNCLINE_ASSIGN(const std::vector<VersionSummary> history, store::ReadHistory(*source));
   Output output;
   output.text = fmt::format("{:>8}  {:<10}  {:>6}  {:>10}  {:>7}  {:>9}  {:<19}  {}\n", "version",
                             "kind", "base", "size", "tensors", "changed", "when", "signed by");
@@ -65,10 +74,13 @@ Result<Output> Log(const Session& session, const std::string& store) {
 void AddLog(CLI::App& app, Session& session) {
   CLI::App& command = AddCommand(app, session, "log", "List the versions of a store",
                                  "syncline log /shared/weights");
-  const auto store = std::make_shared<std::string>();
-  command.add_option("store", *store, "Store directory")->required();
-  command.callback(
-      [&session, store] { session.action = [&session, store] { return Log(session, *store); }; });
+  const auto options = std::make_shared<Options>();
+  command.add_option("store", options->store, "Store: a directory, http(s)://… or s3://…")
+      ->required();
+  AddReadingOptions(command, options->reading);
+  command.callback([&session, options] {
+    session.action = [&session, options] { return Log(session, *options); };
+  });
 }
 
 }  // namespace syncline::cli

@@ -73,6 +73,7 @@ int Run(int argc, char** argv) {
   AddPublish(app, session);
   AddPull(app, session);
   AddVerify(app, session);
+  AddUndo(app, session);
   AddLog(app, session);
   AddKeygen(app, session);
   AddShow(app, session);

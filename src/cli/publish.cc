@@ -4,20 +4,16 @@
 // inside the store), which is brought to the last version first; so it is proven by the store's own
 // hashes, and survives whatever ended the last publish.
 #include <fmt/core.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <array>
 #include <memory>
 #include <optional>
-#include <string_view>
-#include <vector>
 
 #include "base/bytes.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/reader.h"
 #include "cli/command.h"
+#include "cli/shell_hook.h"
+#include "cli/store_options.h"
 #include "replica/resume.h"
 #include "store/publisher.h"
 
@@ -28,8 +24,6 @@ using base::Code;
 using base::Fail;
 using base::Json;
 using base::Result;
-using base::Status;
-using checkpoint::MappedCheckpoint;
 
 struct Options {
   std::string checkpoint;
@@ -42,43 +36,8 @@ struct Options {
   std::string key;
   std::string after;
   double full_copy_ratio = 1;
+  objects::Settings connection;
 };
-
-// Runs `command` by the shell and waits for it.
-Status RunAfter(const std::string& command, const std::string& store, std::uint64_t version) {
-  const std::string number = fmt::format("{}", version);
-  std::vector<std::string> environment;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    if (text.starts_with("SYNCLINE_VERSION=") || text.starts_with("SYNCLINE_STORE=")) continue;
-    environment.emplace_back(text);
-  }
-  environment.push_back("SYNCLINE_VERSION=" + number);
-  environment.push_back("SYNCLINE_STORE=" + store);
-  std::vector<char*> pointers;
-  for (std::string& entry : environment) pointers.push_back(entry.data());
-  pointers.push_back(nullptr);
-  std::string shell = "/bin/sh";
-  std::string flag = "-c";
-  std::string text = command;
-  std::array<char*, 4> arguments = {shell.data(), flag.data(), text.data(), nullptr};
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);  // ours is the report
-  pid_t pid = 0;
-  const int error =
-      posix_spawn(&pid, shell.c_str(), &actions, nullptr, arguments.data(), pointers.data());
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) return base::FailErrno(error, "cannot run " + shell);
-  int ended = 0;
-  while (waitpid(pid, &ended, 0) < 0) {
-    if (errno != EINTR) return base::FailErrno(errno, "cannot wait for " + command);
-  }
-  if (WIFEXITED(ended) && WEXITSTATUS(ended) == 0) return {};
-  return Fail(Code::kIo, WIFEXITED(ended)
-                             ? fmt::format("{}: exit code {}", command, WEXITSTATUS(ended))
-                             : fmt::format("{}: ended by signal {}", command, WTERMSIG(ended)));
-}
 
 Output Describe(const store::PublishReport& report) {
   Output output;
@@ -114,7 +73,8 @@ Result<Output> Publish(const Session& session, Options options) {
                                                     "overwrite",
                                                     options.encoding));
   }
-  SYNCLINE_ASSIGN(const auto input, MappedCheckpoint::Open(session.files, options.checkpoint));
+  SYNCLINE_ASSIGN(const auto input,
+                  checkpoint::CheckpointReader::Open(session.files, options.checkpoint));
   replica::ResumeOptions resume = {
       .base = options.base,
       .baseline = options.full ? replica::BaselineKind::kNone : replica::BaselineKind::kDisk,
@@ -124,12 +84,13 @@ Result<Output> Publish(const Session& session, Options options) {
                     .companions_from = input.checkpoint().directory(),
                     .signing_key = options.key,
                     .full_copy_ratio = options.full_copy_ratio,
-                    .threads = session.threads},
+                    .threads = session.threads,
+                    .objects = options.connection},
       .progress = &session.progress,
       .cancel = &session.cancel};
   if (!options.after.empty()) {
     resume.publisher.after_publish = [&](std::uint64_t version, const std::string&) {
-      return RunAfter(options.after, options.store, version);
+      return RunHook(options.after, options.store, version);
     };
   }
   auto publisher = replica::ResumePublisher(session.files, options.store, resume);
@@ -141,7 +102,7 @@ Result<Output> Publish(const Session& session, Options options) {
   }
   SYNCLINE_ASSIGN(const store::PublishReport report,
                   publisher->Publish(options.version, input.Views(), options.full, session.progress,
-                                     &session.cancel));
+                                     &session.cancel, &input));
   return Describe(report);
 }
 
@@ -179,6 +140,7 @@ void AddPublish(CLI::App& app, Session& session) {
   command.add_option("--after-publish", options->after,
                      "Command for /bin/sh once the version stands; SYNCLINE_VERSION and "
                      "SYNCLINE_STORE tell it which");
+  AddConnectionOptions(command, options->connection);
   command.callback([&session, options] {
     session.action = [&session, options] { return Publish(session, *options); };
   });

@@ -3,11 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <memory>
 
 #include "base/bytes.h"
 #include "cli/command.h"
+#include "cli/store_options.h"
 #include "replica/replica.h"
 
 namespace syncline::cli {
@@ -21,16 +21,25 @@ struct Options {
   std::string into;
   std::string version = "latest";
   std::string seed;
+  StoreOptions reading;
 };
 
 Output Describe(const replica::PullReport& report) {
   const std::string seeded =
       report.seeded_from ? fmt::format("full:{}", *report.seeded_from) : "seed";
   Output output;
-  if (!report.seeded && report.applied.empty()) {
+  const bool moved = report.seeded || !report.applied.empty() || !report.undone.empty();
+  if (!moved && !report.recovered && report.tensors_repaired == 0) {
     output.text = fmt::format("version {}: already there\n", report.version);
   } else {
     output.text = fmt::format("version {}:", report.version);
+    if (report.recovered) output.text += " completed what was interrupted,";
+    if (report.tensors_repaired > 0) {
+      output.text += fmt::format(" healed {} tensors,", report.tensors_repaired);
+    }
+    if (!report.undone.empty()) {
+      output.text += fmt::format(" took back {},", fmt::join(report.undone, ", "));
+    }
     if (report.seeded) output.text += fmt::format(" seeded from {},", seeded);
     if (!report.applied.empty()) {
       output.text +=
@@ -44,6 +53,9 @@ Output Describe(const replica::PullReport& report) {
       Json(Json::Object{{"version", report.version},
                         {"from_version", OrNull(report.from_version)},
                         {"seeded_from", report.seeded ? Json(seeded) : Json()},
+                        {"recovered", report.recovered},
+                        {"tensors_repaired", report.tensors_repaired},
+                        {"undone", Json::Array(report.undone.begin(), report.undone.end())},
                         {"applied", Json::Array(report.applied.begin(), report.applied.end())},
                         {"tensors_changed", report.tensors_changed},
                         {"elements_changed", report.elements_changed},
@@ -56,18 +68,9 @@ Result<Output> Pull(const Session& session, const Options& options) {
   replica::PullOptions pull = {.seed = options.seed,
                                .threads = session.threads,
                                .progress = &session.progress,
-                               .cancel = &session.cancel};
-  if (options.version != "latest") {
-    std::uint64_t version = 0;
-    const char* end = options.version.data() + options.version.size();
-    const auto parsed = std::from_chars(options.version.data(), end, version);
-    if (parsed.ec != std::errc() || parsed.ptr != end) {
-      return base::Fail(
-          base::Code::kInvalidArgument,
-          fmt::format("--version {}: expected a number or \"latest\"", options.version));
-    }
-    pull.version = version;
-  }
+                               .cancel = &session.cancel,
+                               .source = options.reading.Source(session, options.store)};
+  SYNCLINE_ASSIGN(pull.version, ParseVersion(options.version));
   SYNCLINE_ASSIGN(const replica::PullReport report,
                   replica::Pull(session.files, options.store, options.into, pull));
   return Describe(report);
@@ -80,13 +83,14 @@ void AddPull(CLI::App& app, Session& session) {
       AddCommand(app, session, "pull", "Bring this host's checkpoint to a version of a store",
                  "syncline pull --from /shared/weights --into /local/model --seed /models/base");
   const auto options = std::make_shared<Options>();
-  command.add_option("--from", options->store, "Store directory")->required();
+  command.add_option("--from", options->store, "Store: a directory, http(s)://… or s3://…")->required();
   command.add_option("--into", options->into, "Checkpoint directory of this host; made if missing")
       ->required();
   command.add_option("--version", options->version,
                      "Number of the version, or \"latest\" (default)");
   command.add_option("--seed", options->seed,
                      "Checkpoint that is version 0, where the store does not hold it");
+  AddReadingOptions(command, options->reading);
   command.callback([&session, options] {
     session.action = [&session, options] { return Pull(session, *options); };
   });

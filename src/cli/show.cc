@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "checkpoint/checkpoint.h"
 #include "cli/command.h"
+#include "cli/store_options.h"
 #include "store/version.h"
 
 namespace syncline::cli {
@@ -19,10 +20,11 @@ using base::Result;
 struct Options {
   std::string path;
   std::optional<std::uint64_t> version;
+  StoreOptions reading;
 };
 
-Result<Output> ShowCheckpoint(const Session& session, const std::string& path) {
-  SYNCLINE_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(session.files, path));
+Result<Output> ShowCheckpoint(base::FileSystem& files, const std::string& path) {
+  SYNCLINE_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files, path));
   Output output;
   Json::Array tensors;
   for (const auto& tensor : checkpoint.tensors()) {
@@ -45,9 +47,14 @@ Result<Output> ShowCheckpoint(const Session& session, const std::string& path) {
   return output;
 }
 
-Result<Output> ShowVersion(const Session& session, const std::string& store, std::uint64_t number) {
-  SYNCLINE_ASSIGN(const auto version, store::ReadVersion(session.files, store, number));
-  if (!version.delta) return ShowCheckpoint(session, version.directory);
+Result<Output> ShowVersion(const Session& session, const Options& options, std::uint64_t number) {
+  SYNCLINE_ASSIGN(const auto source,
+                  store::Source::Open(session.files, options.path,
+                                      options.reading.Source(session, options.path)));
+  SYNCLINE_TRY(source->Describe(number));
+  SYNCLINE_ASSIGN(const auto version,
+                  store::ReadVersion(source->files(), source->path(), number));
+  if (!version.delta) return ShowCheckpoint(source->files(), version.directory);
   Output output;
   Json::Array tensors;
   for (const auto& delta : version.tensors) {
@@ -80,10 +87,11 @@ void AddShow(CLI::App& app, Session& session) {
   command.add_option("path", options->path, "Checkpoint, or store if a version is given")
       ->required();
   command.add_option("version", options->version, "Number of the version");
+  AddReadingOptions(command, options->reading);
   command.callback([&session, options] {
     session.action = [&session, options]() -> Result<Output> {
-      if (options->version) return ShowVersion(session, options->path, *options->version);
-      return ShowCheckpoint(session, options->path);
+      if (options->version) return ShowVersion(session, *options, *options->version);
+      return ShowCheckpoint(session.files, options->path);
     };
   });
 }

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace syncline::delta {
 namespace {
@@ -101,7 +102,8 @@ base::Result<BlockRecord> BlockRecord::Read(ByteSpan records) {
   const auto whole = Load<std::uint8_t>(&records[13]);
   if (record.unit_bytes_ != 1 && record.unit_bytes_ != 2) return Corrupt("has odd units");
   if (whole > 1 || count == 0 || count * record.unit_bytes_ > kBlockBytes ||
-      record.block_offset_ % kBlockBytes != 0) {
+      record.block_offset_ % kBlockBytes != 0 ||
+      record.block_offset_ > std::numeric_limits<std::uint64_t>::max() - kBlockBytes) {
     return Corrupt("is no record of a block");
   }
   record.whole_ = whole != 0;

@@ -283,6 +283,22 @@ TEST(XorTest, LongUnchangedStretchesCostFourBytesABlock) {
   EXPECT_LT(encoded.frame.size(), 64U * 4 + 100);
 }
 
+TEST(RecordTest, ABlockAtTheEndOfAllNumbersIsNone) {
+  const auto record = [](std::uint64_t block) {
+    Bytes bytes(16 + 2 + 2);
+    base::Store(bytes.data(), block);
+    base::Store(&bytes[8], std::uint32_t{1});
+    base::Store(&bytes[12], std::uint8_t{1});
+    base::Store(&bytes[16], std::uint16_t{65535});
+    return bytes;
+  };
+  const Bytes last = record(~std::uint64_t{0} - 2 * kBlockBytes + 1);
+  ASSERT_OK_AND_ASSIGN(const BlockRecord read, BlockRecord::Read(last));
+  EXPECT_LT(read.begin(), read.end());
+  const Bytes beyond = record(~std::uint64_t{0} - kBlockBytes + 1);
+  EXPECT_ERROR(BlockRecord::Read(beyond), Code::kCorrupt, "no record of a block");
+}
+
 // A frame that does not say its size, of one block of zstd's RLE kind.
 TEST(XorTest, ContentBeyondTheTensorIsRefusedWithinABlock) {
   const auto frame = [](std::uint32_t content) {

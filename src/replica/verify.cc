@@ -82,7 +82,7 @@ class Verifier {
                   fmt::format("{} is a store: only a replica can be repaired", path_));
     }
     SYNCLINE_ASSIGN(const auto source, OpenSource(path_));
-    SYNCLINE_ASSIGN(std::vector<std::uint64_t> versions, ListStore(*source));
+    SYNCLINE_ASSIGN(std::vector<std::uint64_t> versions, source->ListVersions());
     if (options_.version) {
       SYNCLINE_ASSIGN(const bool there, source->Has(*options_.version));
       if (!there) {
@@ -98,24 +98,6 @@ class Verifier {
       report_.versions.push_back(number);
     }
     return {};
-  }
-
-  // Where the store cannot be listed: what leads to the newest version.
-  static Result<std::vector<std::uint64_t>> ListStore(store::Source& source) {
-    auto listed = source.ListVersions();
-    if (listed || listed.error().code != Code::kIncompatible) return listed;
-    SYNCLINE_ASSIGN(std::uint64_t at, source.Latest());
-    std::vector<std::uint64_t> versions;
-    while (true) {
-      versions.push_back(at);
-      SYNCLINE_ASSIGN(const store::Described version, source.Describe(at));
-      if (!version.delta) break;
-      at = version.delta->base_version;
-      SYNCLINE_ASSIGN(const bool there, source.Has(at));
-      if (!there) break;
-    }
-    std::ranges::reverse(versions);
-    return versions;
   }
 
   Status VerifyVersion(store::Source& source, std::uint64_t number) {

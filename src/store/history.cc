@@ -40,11 +40,21 @@ Result<std::string> ReadSigner(FileSystem& files, const std::string& directory) 
   return ClaimedSigner(text);
 }
 
-Status Summarise(FileSystem& files, const std::string& store, VersionSummary& summary,
-                 base::ThreadPool& pool) {
-  const std::string directory = base::JoinPath(store, VersionName(summary.version));
-  SYNCLINE_ASSIGN(summary.bytes, SumBytes(files, directory, kMaxDepth));
-  SYNCLINE_ASSIGN(const Version version, ReadVersion(files, store, summary.version));
+// Where a folder cannot be listed, the manifest says what is in it.
+std::uint64_t ManifestBytes(const ReadManifestResult& manifest) {
+  std::uint64_t bytes = manifest.text.size();
+  for (const ManifestFile& file : manifest.manifest.files) bytes += file.bytes;
+  return bytes;
+}
+
+Status Summarise(Source& source, VersionSummary& summary, base::ThreadPool& pool) {
+  FileSystem& files = source.files();
+  const std::string directory = base::JoinPath(source.path(), VersionName(summary.version));
+  const bool can_list = source.objects().can_list();
+  if (can_list) {
+    SYNCLINE_ASSIGN(summary.bytes, SumBytes(files, directory, kMaxDepth));
+  }
+  SYNCLINE_ASSIGN(const Version version, ReadVersion(files, source.path(), summary.version));
   if (version.delta) {
     summary.base_version = version.delta->base_version;
     summary.tensors = version.tensors.size();
@@ -54,6 +64,7 @@ Status Summarise(FileSystem& files, const std::string& store, VersionSummary& su
   }
   SYNCLINE_ASSIGN(const auto manifest, ReadManifest(files, directory));
   if (!manifest) return {};
+  if (!can_list) summary.bytes = ManifestBytes(*manifest);
   summary.elements = manifest->manifest.elements;
   summary.elements_changed = manifest->manifest.elements_changed;
   summary.created_ns = manifest->manifest.created_ns;
@@ -68,13 +79,13 @@ Status Summarise(FileSystem& files, const std::string& store, VersionSummary& su
 
 }  // namespace
 
-Result<std::vector<VersionSummary>> ReadHistory(FileSystem& files, const std::string& store) {
-  SYNCLINE_ASSIGN(const std::vector<std::uint64_t> versions, ListVersions(files, store));
+Result<std::vector<VersionSummary>> ReadHistory(Source& source) {
+  SYNCLINE_ASSIGN(const std::vector<std::uint64_t> versions, source.ListVersions());
   base::ThreadPool pool(1);
   std::vector<VersionSummary> history;
   for (const std::uint64_t version : versions) {
     VersionSummary& summary = history.emplace_back(VersionSummary{.version = version});
-    const Status status = Summarise(files, store, summary, pool);
+    const Status status = Summarise(source, summary, pool);
     if (!status) summary.fault = status.error().message;
   }
   return history;

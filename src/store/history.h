@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/file.h"
+#include "store/source.h"
 
 namespace syncline::store {
 
@@ -29,8 +29,8 @@ struct VersionSummary {
   }
 };
 
-// All versions, oldest first. A version that cannot be read is listed with its fault.
-base::Result<std::vector<VersionSummary>> ReadHistory(base::FileSystem& files,
-                                                      const std::string& store);
+// All versions, oldest first; of a store that cannot be listed those that lead to the newest. A
+// version that cannot be read is listed with its fault.
+base::Result<std::vector<VersionSummary>> ReadHistory(Source& source);
 
 }  // namespace syncline::store

@@ -64,6 +64,11 @@ class Model {
   std::vector<std::vector<std::byte>> bytes_;
 };
 
+base::Result<std::vector<VersionSummary>> History(const std::string& store) {
+  SYNCLINE_ASSIGN(const auto source, Source::Open(FileSystem::Posix(), store, {}));
+  return ReadHistory(*source);
+}
+
 class PublisherTest : public testing::TestWithParam<delta::Encoding> {
  protected:
   base::Result<Publisher> Open(FileSystem& fs) {
@@ -393,7 +398,7 @@ TEST_P(PublisherTest, FullCopiesComeByCost) {
                          nullptr));
   }
   EXPECT_GE(copies, 2U);
-  ASSERT_OK_AND_ASSIGN(const auto history, ReadHistory(files, dir_.path()));
+  ASSERT_OK_AND_ASSIGN(const auto history, History(dir_.path()));
   EXPECT_EQ(std::ranges::count(history, true, &VersionSummary::full_copy),
             static_cast<std::ptrdiff_t>(copies));
   EXPECT_EQ(history.back().fault, "");
@@ -411,7 +416,7 @@ TEST_P(PublisherTest, VersionsAreSigned) {
   std::vector<TrustedKey> trusted;
   trusted.push_back(TrustedKey::Read(files, dir_ / "key.pub").value());
   ASSERT_OK_AND_ASSIGN(const std::string by, CheckSignature(manifest->text, text, trusted));
-  ASSERT_OK_AND_ASSIGN(const auto history, ReadHistory(files, dir_.path()));
+  ASSERT_OK_AND_ASSIGN(const auto history, History(dir_.path()));
   EXPECT_EQ(history[0].signed_by, by);
   options_.signing_key = dir_ / "none";
   EXPECT_ERROR(Open(files), Code::kNotFound, "none");

@@ -9,15 +9,14 @@
 //    are needed again leave them. The notes are written before anything is removed.
 // 4. A useless version whose time of grace is over, and that no lease holds at this moment, is
 //    removed, unless one that stays builds on it. The newest goes first. So at every moment each
-//    version that is there can be read by the ones that are there. In a directory it is renamed into the trash, which is synced, and deleted there, so
-//    that no crash can bring back a part of it. Elsewhere it is noted as being removed, then loses
-//    its manifest, its index, and the rest.
+//    version that is there can be read by the ones that are there. In a directory it is renamed
+//    into the trash, which is synced, and deleted there, so that no crash can bring back a part of
+//    it. Elsewhere it is noted as being removed, then loses its manifest, its index, and the rest.
 #include "store/retention.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <optional>
 #include <set>
@@ -27,7 +26,7 @@
 #include "base/log.h"
 #include "checkpoint/index.h"
 #include "store/directory_sink.h"
-#include "store/latest.h"
+#include "store/kept_versions.h"
 #include "store/lease.h"
 #include "store/manifest.h"
 #include "store/signature.h"
@@ -36,7 +35,6 @@
 namespace syncline::store {
 namespace {
 
-using base::CancelToken;
 using base::Code;
 using base::Fail;
 using base::FileSystem;
@@ -50,205 +48,6 @@ using Versions = std::set<std::uint64_t>;
 constexpr std::string_view kNotesKey = ".syncline/gc.json";
 constexpr std::uint64_t kNotesFormat = 1;
 constexpr std::uint64_t kMaxNotesBytes = 64'000'000;
-
-std::string KeyOf(std::uint64_t version, std::string_view name) {
-  return fmt::format("{}/{}", VersionName(version), name);
-}
-
-std::optional<std::uint64_t> NumberOf(const Json* json) {
-  if (json == nullptr) return std::nullopt;
-  if (json->unsigned_integer() != nullptr) return *json->unsigned_integer();
-  if (json->string() == nullptr) return std::nullopt;
-  const std::string& text = *json->string();
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || text.empty() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
-// Failures that say nothing about the thing that was asked for.
-bool MayPass(Code code) {
-  return code == Code::kCancelled || code == Code::kTimeout || code == Code::kUnavailable;
-}
-
-// ---- What a version builds on.
-
-struct Node {
-  enum class Kind { kFull, kDelta, kUnreadable };
-  Kind kind = Kind::kUnreadable;
-  std::uint64_t base = 0;  // of a delta
-};
-
-// Reads versions through the store, as little of each as will do.
-class Survey {
- public:
-  Survey(ObjectStore& store, const CancelToken* cancel) : store_(store), cancel_(cancel) {}
-
-  Result<Versions> List() {
-    SYNCLINE_ASSIGN(const auto folders, store_.List("", true, cancel_));
-    Versions versions;
-    for (const ObjectInfo& folder : folders) {
-      std::string_view name = folder.key;
-      if (name.ends_with('/')) name.remove_suffix(1);
-      if (const auto version = ParseVersionName(name)) versions.insert(*version);
-    }
-    return versions;
-  }
-
-  // An error only if it may pass.
-  Result<Node> Read(std::uint64_t version) {
-    Result<Node> node = ReadIndex(version);
-    if (node || MayPass(node.error().code)) return node;
-    base::Log(base::LogLevel::kError, fmt::format("version {} of {} cannot be read and is kept: {}",
-                                                  version, store_.url(), node.error().message));
-    return Node{};
-  }
-
-  // Of a store that is no directory: versions that are being published, or whose publisher died.
-  // Their manifest, which is the commit, is missing, while an older version has one.
-  Result<Versions> Uncommitted(const Versions& versions) {
-    Versions without;
-    for (auto it = versions.rbegin(); it != versions.rend(); ++it) {
-      const auto manifest = store_.Stat(KeyOf(*it, kManifestName), cancel_);
-      if (manifest) return without;
-      if (manifest.error().code != Code::kNotFound) return std::unexpected(manifest.error());
-      without.insert(*it);
-    }
-    return Versions();  // another program's, which writes none
-  }
-
-  // Does the version hold the full copy that its manifest says, as far as names and sizes go?
-  Result<bool> HoldsFullCopy(std::uint64_t version) {
-    SYNCLINE_ASSIGN(
-        const auto there,
-        store_.List(KeyOf(version, fmt::format("{}/", kFullCopyFolder)), false, cancel_));
-    if (there.empty()) return false;
-    const Result<std::string> text =
-        store_.ReadText(KeyOf(version, kManifestName), kMaxManifestBytes, cancel_);
-    if (!text && MayPass(text.error().code)) return std::unexpected(text.error());
-    if (!text) return false;
-    const Result<Manifest> manifest = ParseManifest(*text);
-    if (!manifest || manifest->version != version) return false;
-    std::map<std::string, std::uint64_t> sizes;
-    for (const ObjectInfo& object : there) sizes.emplace(object.key, object.bytes);
-    std::size_t files = 0;
-    for (const ManifestFile& file : manifest->files) {
-      if (!file.name.starts_with(fmt::format("{}/", kFullCopyFolder))) continue;
-      const auto found = sizes.find(KeyOf(version, file.name));
-      if (found == sizes.end() || found->second != file.bytes) return false;
-      ++files;
-    }
-    return files > 0;
-  }
-
-  // What syncline.latest.json names, whatever its format; nothing without a readable one.
-  Result<std::optional<std::uint64_t>> Pointer() {
-    const Result<std::string> text =
-        store_.ReadText(std::string(kLatestName), kMaxLatestBytes, cancel_);
-    if (!text && MayPass(text.error().code)) return std::unexpected(text.error());
-    if (!text) return std::nullopt;
-    const Result<Json> json = base::ParseJson(*text);
-    return json ? NumberOf(json->Find("version")) : std::nullopt;
-  }
-
- private:
-  Result<Node> ReadIndex(std::uint64_t version) {
-    const Result<std::string> text = store_.ReadText(KeyOf(version, checkpoint::kIndexName),
-                                                     checkpoint::kMaxIndexBytes, cancel_);
-    if (!text && text.error().code == Code::kNotFound) {
-      SYNCLINE_TRY(store_.Stat(KeyOf(version, checkpoint::kSingleFileName), cancel_));
-      return Node{.kind = Node::Kind::kFull};
-    }
-    if (!text) return std::unexpected(text.error());
-    SYNCLINE_ASSIGN(const checkpoint::Index index, checkpoint::ParseIndex(*text));
-    SYNCLINE_ASSIGN(const std::optional<DeltaInfo> delta, ParseDeltaInfo(index.metadata));
-    if (!delta) return Node{.kind = Node::Kind::kFull};
-    if (delta->version != version || delta->base_version >= version) {
-      return Fail(Code::kOutOfOrder, fmt::format("its index says version {} on base {}",
-                                                 delta->version, delta->base_version));
-    }
-    return Node{.kind = Node::Kind::kDelta, .base = delta->base_version};
-  }
-
-  ObjectStore& store_;
-  const CancelToken* cancel_;
-};
-
-// ---- What is kept.
-
-// Follows bases from the versions that are asked for.
-class Keeper {
- public:
-  Keeper(Survey& survey, const std::map<std::uint64_t, Node>& nodes)
-      : survey_(survey), nodes_(nodes) {}
-
-  Status Keep(std::uint64_t version) {
-    while (kept_.insert(version).second) {
-      const Node& node = nodes_.at(version);
-      if (node.kind == Node::Kind::kFull) return {};
-      if (node.kind == Node::Kind::kUnreadable) return KeepOlderThan(version);
-      SYNCLINE_ASSIGN(const bool copy, survey_.HoldsFullCopy(version));
-      if (copy) return {};
-      if (!nodes_.contains(node.base)) {
-        if (node.base == 0) return {};  // a checkpoint that readers have already
-        base::Log(base::LogLevel::kError,
-                  fmt::format("version {} builds on version {}, which is missing: all older "
-                              "versions are kept",
-                              version, node.base));
-        return KeepOlderThan(version);
-      }
-      version = node.base;
-    }
-    return {};
-  }
-
-  const Versions& kept() const { return kept_; }
-
- private:
-  Status KeepOlderThan(std::uint64_t version) {
-    for (auto it = nodes_.begin(); it != nodes_.end() && it->first < version; ++it) {
-      kept_.insert(it->first);
-    }
-    return {};
-  }
-
-  Survey& survey_;
-  const std::map<std::uint64_t, Node>& nodes_;
-  Versions kept_;
-};
-
-Result<Versions> ChooseKept(Survey& survey, const std::map<std::uint64_t, Node>& nodes,
-                            const GcOptions& options) {
-  Keeper keeper(survey, nodes);
-  std::uint64_t newest = 0;
-  std::uint64_t left = options.keep;
-  for (auto it = nodes.rbegin(); it != nodes.rend() && left > 0; ++it) {
-    if (it->second.kind == Node::Kind::kUnreadable) continue;
-    if (left-- == options.keep) newest = it->first;
-    SYNCLINE_TRY(keeper.Keep(it->first));
-  }
-  SYNCLINE_ASSIGN(const auto pointer, survey.Pointer());
-  if (pointer && nodes.contains(*pointer)) SYNCLINE_TRY(keeper.Keep(*pointer));
-  for (const auto& [version, node] : nodes) {
-    if (node.kind == Node::Kind::kUnreadable) {
-      // A newer one than all others may be a version that is being published: it builds on those
-      // that are kept anyway.
-      if (left == options.keep || version < newest) SYNCLINE_TRY(keeper.Keep(version));
-      continue;
-    }
-    if (options.keep_full_every == 0 || version % options.keep_full_every != 0) continue;
-    bool full = node.kind == Node::Kind::kFull;
-    if (!full) {
-      SYNCLINE_ASSIGN(full, survey.HoldsFullCopy(version));
-    }
-    if (full) SYNCLINE_TRY(keeper.Keep(version));
-  }
-  Versions kept = keeper.kept();
-  for (const auto& [version, node] : nodes) {
-    if (node.kind == Node::Kind::kUnreadable) kept.insert(version);
-  }
-  return kept;
-}
 
 // ---- The notes.
 

@@ -15,6 +15,7 @@
 #include <set>
 
 #include "base/faulty_file_system.h"
+#include "base/power_loss_file_system.h"
 #include "base/result_matchers.h"
 #include "base/temp_dir.h"
 #include "checkpoint/index.h"
@@ -181,7 +182,7 @@ struct Made {
   Kind kind = Kind::kFull;
   std::uint64_t base = 0;
 };
-using Made_ = std::map<std::uint64_t, Made>;
+using MadeVersions = std::map<std::uint64_t, Made>;
 
 void WriteVersion(Store& store, std::uint64_t version, const Made& made) {
   const std::string folder = VersionName(version) + "/";
@@ -222,12 +223,12 @@ Versions SetOf(const std::vector<std::uint64_t>& versions) {
 
 // ---- The rules, read plainly.
 
-bool Readable(const Made_& made, std::uint64_t version) {
+bool Readable(const MadeVersions& made, std::uint64_t version) {
   return made.contains(version) && made.at(version).kind != Kind::kBroken;
 }
 
 // Can a reader without a replica, but with version 0, come to that version?
-bool Reachable(const Made_& made, const Versions& there, std::uint64_t version) {
+bool Reachable(const MadeVersions& made, const Versions& there, std::uint64_t version) {
   if (!there.contains(version)) return version == 0 && !made.contains(0);
   if (!Readable(made, version)) return false;
   const Made& of = made.at(version);
@@ -236,7 +237,7 @@ bool Reachable(const Made_& made, const Versions& there, std::uint64_t version) 
 }
 
 // What must be there for that version to be reachable; nothing: no such set.
-std::optional<Versions> Chain(const Made_& made, std::uint64_t version) {
+std::optional<Versions> Chain(const MadeVersions& made, std::uint64_t version) {
   if (!made.contains(version)) {
     return version == 0 ? std::optional(Versions()) : std::nullopt;
   }
@@ -248,7 +249,7 @@ std::optional<Versions> Chain(const Made_& made, std::uint64_t version) {
   return chain;
 }
 
-Versions Roots(const Made_& made, const GcOptions& options) {
+Versions Roots(const MadeVersions& made, const GcOptions& options) {
   Versions roots;
   for (auto it = made.rbegin(); it != made.rend() && roots.size() < options.keep; ++it) {
     if (it->second.kind != Kind::kBroken) roots.insert(it->first);
@@ -262,12 +263,12 @@ Versions Roots(const Made_& made, const GcOptions& options) {
   return roots;
 }
 
-Made_ RandomStore(bool broken) {
+MadeVersions RandomStore(bool broken) {
   const auto kinds =
       broken ? std::vector<Kind>{Kind::kFull, Kind::kDelta,      Kind::kDelta, Kind::kDelta,
                                  Kind::kCopy, Kind::kHollowCopy, Kind::kBroken}
              : std::vector<Kind>{Kind::kFull, Kind::kDelta, Kind::kDelta, Kind::kCopy};
-  Made_ made;
+  MadeVersions made;
   const auto first = *rc::gen::inRange<std::uint64_t>(0, 2);
   const auto count = *rc::gen::inRange<std::uint64_t>(1, 12);
   for (std::uint64_t version = first; version < first + count; ++version) {
@@ -441,7 +442,7 @@ TEST_P(RetentionTest, AnyFailureIsMadeGoodByTheNextRun) {
 
 void CheckProperty(bool directory) {
   const bool broken = *rc::gen::arbitrary<bool>();
-  Made_ made = RandomStore(broken);
+  MadeVersions made = RandomStore(broken);
   const auto store = MakeStore(directory);
   for (const auto& [version, of] : made) WriteVersion(*store, version, of);
   GcOptions options{.files = store->files()};
@@ -464,7 +465,7 @@ void CheckProperty(bool directory) {
     options.keep = *rc::gen::inRange<std::uint64_t>(1, 5);
     options.keep_full_every = *rc::gen::inRange<std::uint64_t>(0, 4);
     options.grace_seconds = *rc::gen::element(0.0, 1000.0);
-    Made_ still = made;
+    MadeVersions still = made;
     const Versions there = Listed(*store);
     std::erase_if(still, [&](const auto& item) { return !there.contains(item.first); });
     roots = Roots(still, options);
@@ -565,6 +566,49 @@ TEST(BucketRetentionTest, StoresWithoutAnyManifestAreReadByTheirIndexes) {
 TEST(BucketRetentionTest, NoLeaseWithoutADirectory) {
   BucketStore store;
   EXPECT_EQ(TakeLease(store.objects(), 0, 1), nullptr);
+}
+
+// The power goes at any operation: no version comes back in part, and the next gc ends the work.
+TEST(DirectoryRetentionTest, APowerCutLeavesWholeVersions) {
+  for (std::size_t n = 0; true; ++n) {
+    const base::TempDir directory("/dev/shm");
+    const std::vector<std::string> names = {"model.safetensors", "config.json"};
+    for (std::uint64_t version = 0; version < 4; ++version) {
+      const std::string folder = directory / VersionName(version);
+      ASSERT_OK(FileSystem::Posix().MakeDirectories(folder));
+      for (const std::string& name : names) {
+        ASSERT_OK(base::WriteTextAtomically(FileSystem::Posix(), base::JoinPath(folder, name),
+                                            "weights", false));
+      }
+    }
+    base::PowerLossFileSystem power(FileSystem::Posix(), directory.path());
+    std::size_t seen = 0;
+    {
+      base::FaultyFileSystem files(power);
+      files.SetRule([&](std::string_view, const std::string&) -> Status {
+        return seen++ >= n ? Fail(Code::kIo, "made to fail") : Status();
+      });
+      const auto store = objects::Open(files, directory.path(), {}).value();
+      (void)Collect(*store, {.keep = 1, .grace_seconds = 0, .files = &files});
+    }
+    ASSERT_OK(power.CutPower(n));
+    for (std::uint64_t version = 0; version < 4; ++version) {
+      const std::string folder = directory / VersionName(version);
+      const bool there = FileSystem::Posix().Stat(folder).has_value();
+      EXPECT_TRUE(there || version < 3);
+      for (const std::string& name : names) {
+        EXPECT_EQ(FileSystem::Posix().Stat(base::JoinPath(folder, name)).has_value(), there)
+            << folder << "/" << name << " after operation " << n;
+      }
+    }
+    const auto store = objects::Open(FileSystem::Posix(), directory.path(), {}).value();
+    ASSERT_OK_AND_ASSIGN(const GcReport report, Collect(*store, {.keep = 1, .grace_seconds = 0}));
+    EXPECT_EQ(SetOf(report.kept), (Versions{3}));
+    if (seen <= n) {
+      EXPECT_GT(n, 40U);
+      break;
+    }
+  }
 }
 
 // ---- Leases.

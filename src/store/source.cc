@@ -96,6 +96,7 @@ auto Source::Wait(std::uint64_t version, const Try& attempt) -> decltype(attempt
 
 Result<std::vector<std::uint64_t>> Source::ListVersions() {
   if (is_directory()) return store::ListVersions(*files_, path());
+  if (!objects_->can_list()) return WalkVersions();
   SYNCLINE_ASSIGN(const std::vector<objects::ObjectInfo> folders,
                   objects_->List("", /*folders_only=*/true, options_.cancel));
   std::vector<std::uint64_t> versions;
@@ -111,6 +112,21 @@ Result<std::vector<std::uint64_t>> Source::ListVersions() {
     if (there) break;
     versions.pop_back();
   }
+  return versions;
+}
+
+Result<std::vector<std::uint64_t>> Source::WalkVersions() {
+  SYNCLINE_ASSIGN(std::uint64_t at, Latest());
+  std::vector<std::uint64_t> versions = {at};
+  while (true) {
+    SYNCLINE_ASSIGN(const auto delta, ReadDeltaInfo(*files_, path(), at));
+    if (!delta) break;
+    at = delta->base_version;
+    SYNCLINE_ASSIGN(const bool there, Has(at));
+    if (!there) break;
+    versions.push_back(at);
+  }
+  std::ranges::reverse(versions);
   return versions;
 }
 

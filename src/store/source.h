@@ -68,7 +68,8 @@ class Source {
   // Calls SourceOptions::before_read.
   base::Status Refresh(std::optional<std::uint64_t> version);
 
-  // Ascending. kNotFound if there is no such directory, kIncompatible where it cannot be asked.
+  // Ascending; where a store cannot be listed, those that lead to the newest. kNotFound if there is no
+  // such directory.
   base::Result<std::vector<std::uint64_t>> ListVersions();
   // The newest version: by the pointer, and what was committed after it. kNotFound: there is none,
   // or a server that cannot be asked has no pointer.
@@ -93,6 +94,7 @@ class Source {
  private:
   Source() = default;
 
+  base::Result<std::vector<std::uint64_t>> WalkVersions();
   base::Result<Described> DescribeNow(std::uint64_t version);
   base::Result<std::string> BringNow(const Described& version, Part part, const std::string& spool,
                                      base::ThreadPool& pool, base::Progress& progress);
