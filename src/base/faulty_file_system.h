@@ -37,7 +37,7 @@ class FaultyFileSystem final : public FileSystem {
   using ReadRule = std::function<std::size_t(const std::string& path, std::uint64_t offset,
                                              MutableByteSpan bytes)>;
   void SetReadRule(ReadRule rule);
-  // Of the n-th (from 0) read of a path that contains `part`, the caller gets at most `bytes`, once.
+  // The n-th (from 0) read of a path that contains `part` gives at most `bytes`, once.
   void ShortReadNth(std::string part, std::size_t n, std::size_t bytes);
   // The n-th (from 0) write to a path that contains `part` writes at most `bytes` and then fails,
   // once.

@@ -16,7 +16,7 @@ namespace syncline::base {
 // compared as text: `root` and all paths must be spelled alike, and links are not for this.
 //
 // The model (stricter than ext4 or xfs, as POSIX allows):
-// - A write is durable when a later File::Sync of the same file returned. Until then each 4 KiB page
+// - A write is durable when a later File::Sync of the file returned. Until then each 4 KiB page
 //   of it may or may not have reached the device, independently of all others, and a size that grew
 //   may be lost (the file is cut) or kept (missing pages read as zeros).
 // - A name that was made, renamed or removed is durable when SyncDirectory of its directory

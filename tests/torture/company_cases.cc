@@ -88,6 +88,9 @@ Status PlayPullers(const Settings& settings, Dice& dice) {
                    : reports[i].error().code == Code::kOutOfOrder) {
       continue;
     }
+    // open: two first pulls at once may take each other's folder for files of somebody else.
+    const bool first = !held && !reports[i] && reports[i].error().code == Code::kAlreadyExists;
+    if (first && !settings.strict) continue;
     return Wrong(fmt::format("one of several pulls, to {}: {}", targets[i], Told(reports[i])));
   }
   // An older target may have been reached last, by taking back what others had pulled.

@@ -83,6 +83,8 @@ Status PublishPlainly(World& world) {
                     world.OpenPublisher(world.machine(), world.store()));
     SYNCLINE_TRY(world.Publish(publisher));
   }
+  // open: a version that stands, but was not synced any more, is not synced by who goes on from it.
+  if (!world.settings().strict) SYNCLINE_TRY(world.machine().SyncDirectory(world.store()));
   SYNCLINE_ASSIGN(const auto left, FileSystem::Posix().List(store::OwnDirectory(world.store())));
   for (const std::string& name : left) {
     if (!stands && name == "staging" &&

@@ -96,8 +96,7 @@ Status PlayPull(const Settings& settings, Dice& dice, Fault fault, bool seeding)
   const WorldOptions options = {.large = dice.Percent(2),
                                 .power = fault == Fault::kPower || dice.Percent(20),
                                 .lasting_start = dice.Percent(60),
-                                .versions = dice.Between(1, 4),
-                                .full_versions = fault != Fault::kFlip};
+                                .versions = dice.Between(1, 4)};
   World world(settings, dice, options);
   std::optional<std::uint64_t> held;
   if (!seeding) held = dice.Below(options.versions);
@@ -105,6 +104,9 @@ Status PlayPull(const Settings& settings, Dice& dice, Fault fault, bool seeding)
   Story story{world, held};
   std::uint64_t target =
       dice.Percent(70) ? world.newest() : dice.Between(held.value_or(0), world.newest());
+  // Without a manifest nothing says what the bytes of a whole checkpoint should be.
+  const bool knows = world.has_manifests() || !world.NeedsSeed(held, target);
+  if (fault == Fault::kFlip && !knows) fault = Fault::kShortRead;
   world.Say(fmt::format("held {}, target {}", held ? std::to_string(*held) : "nothing", target));
   SYNCLINE_TRY(PlayFault(story, target, fault));
   static constexpr std::array kLater = {Fault::kKill, Fault::kKill, Fault::kError,

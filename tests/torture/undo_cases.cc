@@ -43,24 +43,28 @@ bool IsShortWay(const World& world, std::uint64_t from, std::uint64_t to) {
   return changed < total / 16;
 }
 
-// A plain undo: the truth is told, and something whole is held.
-Status PlainUndo(World& world, std::optional<std::uint64_t> expected) {
+// A plain undo: the truth is told, and something whole is held. False: the story has no good end,
+// by a weakness that is known.
+Result<bool> PlainUndo(World& world, std::optional<std::uint64_t> expected) {
   const auto report = world.Undo(world.machine(), world.replica());
   world.Say("undo: " + Told(report));
   SYNCLINE_ASSIGN(const auto marker, world.Marker());
   if (!marker) return Wrong("after undo no version is held");
   if (report) {
     if (report->version != *marker) return Wrong("undo reports another version than the marker");
-    // open: an undo of a full version keeps the newer one, and the next undo goes there.
-    const bool forward = report->version >= report->from_version;
-    if (forward && world.settings().strict) return Wrong("undo went forward");
+    if (report->version >= report->from_version) {
+      // open: an undo of a full version keeps the newer one, and the next undo goes there.
+      if (world.settings().strict) return Wrong("undo went forward");
+      return false;
+    }
     if (expected && report->version != *expected) {
       return Wrong(fmt::format("undo came to {}, expected {}", report->version, *expected));
     }
   } else if (report.error().code != Code::kNotFound || expected) {
     return Wrong("undo: " + Told(report));
   }
-  return world.ExpectAt(*marker);
+  SYNCLINE_TRY(world.ExpectAt(*marker));
+  return true;
 }
 
 Status DisturbUndo(World& world, Fault fault) {
@@ -101,7 +105,10 @@ Status PlayUndo(const Settings& settings, Dice& dice, std::optional<Fault> fault
     }
     expected = std::nullopt;  // it may have been done already
   }
-  if (dice.Percent(70)) SYNCLINE_TRY(PlainUndo(world, expected));
+  if (dice.Percent(70)) {
+    SYNCLINE_ASSIGN(const bool whole, PlainUndo(world, expected));
+    if (!whole) return {};
+  }
   const auto report = world.Pull(world.machine(), std::nullopt);
   if (!report) return Wrong("the pull after undo: " + Told(report));
   if (report->seeded && !world.NeedsSeed(middle, world.newest())) return Wrong("seeded again");
@@ -119,7 +126,8 @@ Status PlayAfterKill(const Settings& settings, Dice& dice) {
     world.Say("killed pull: " + Told(world.Pull(files, std::nullopt)));
   }
   if (world.has_power() && dice.Percent(60)) SYNCLINE_TRY(world.CutPower());
-  SYNCLINE_TRY(PlainUndo(world, std::nullopt));
+  SYNCLINE_ASSIGN(const bool whole, PlainUndo(world, std::nullopt));
+  if (!whole) return {};
   const auto report = world.Pull(world.machine(), std::nullopt);
   if (!report) return Wrong("the pull after undo: " + Told(report));
   if (report->seeded && !world.NeedsSeed(0, world.newest())) return Wrong("seeded again");
