@@ -2,15 +2,18 @@
 // 1. Copy everything into `incoming`, hashing tensors on the way.
 // 2. Sync files and folders, then write `incoming/.complete` (a head) durably.
 // Swap:
-// 3. If a whole version stands, and this is not itself a way back (`incoming/.return`), keep its head
-//    as `previous/.complete`, durably.
+// 3. Empty `previous`. If a whole version stands, and this is not itself a way back
+//    (`incoming/.return`), keep its head as `previous/.complete`. Write `incoming/.begun`. All durably.
 // 4. Withdraw the marker, durably.
 // 5. Move the old files to `previous`: every file of the replica that is not one of the new ones in
 //    its place already. Sync.
 // 6. Move the new files into place. Sync.
-// 7. Write the head, publish the marker, durably; remove what is left of `incoming`.
-// From 4 to 7 `incoming/.complete` says that a swap has begun, and where each file lies says how far
-// it has come: each step may be repeated from the start, which recovery does.
+// 7. Write the head, publish the marker, durably; remove what is left of `incoming`. (That it is gone
+//    is durable before the next change of the replica: each withdraws the marker in the same folder,
+//    durably, first.)
+// From 3 to 7 `incoming/.begun` says that a swap has begun, and where each file lies says how far it
+// has come: each step may be repeated from 4 on, which recovery does. A marker with the new token
+// says that it ended.
 #include "replica/seed.h"
 
 #include <fmt/format.h>
@@ -43,7 +46,9 @@ constexpr std::size_t kCopyBytes = 1 << 20;
 constexpr std::string_view kIncoming = "incoming";
 constexpr std::string_view kPrevious = "previous";
 constexpr std::string_view kComplete = ".complete";
-constexpr std::string_view kReturn = ".return";  // in `incoming`: what is replaced is not kept
+// In `incoming`: what is replaced is not kept; and: `previous` is ready for what is replaced.
+constexpr std::string_view kReturn = ".return";
+constexpr std::string_view kBegun = ".begun";
 
 std::string Folder(const std::string& name) {
   const std::size_t slash = name.rfind('/');
@@ -139,6 +144,14 @@ class Copier {
     }
     SYNCLINE_ASSIGN(const Checkpoint copy, Checkpoint::Open(files_, to_));
     SYNCLINE_ASSIGN(head.rests, HashRests(files_, copy));
+    if (!consume) {  // what no tensor's hash covers is compared with where it came from
+      SYNCLINE_ASSIGN(const auto rests, HashRests(files_, from_));
+      if (rests != head.rests) {
+        return Fail(Code::kChecksumMismatch,
+                    fmt::format("{} changed while it was copied, or was read wrongly",
+                                from_.directory()));
+      }
+    }
     return head;
   }
 
@@ -333,7 +346,7 @@ Result<Head> Seeder::Swap() {
   const std::string incoming = state_.Path(kIncoming);
   const std::string previous = state_.Path(kPrevious);
   SYNCLINE_ASSIGN(const std::optional<Head> complete, ReadComplete(state_, kIncoming));
-  if (!complete) return Fail(Code::kInternal, "nothing is there to be swapped in");
+  if (!complete) return Fail(Code::kCorrupt, fmt::format("{}/{} cannot be read", incoming, kComplete));
   const Head& next = *complete;
 
   SYNCLINE_ASSIGN(const auto marker, state_.ReadMarker());
@@ -343,15 +356,18 @@ Result<Head> Seeder::Swap() {
     return next;
   }
   SYNCLINE_ASSIGN(const bool is_return, base::Exists(files, base::JoinPath(incoming, kReturn)));
-  const bool held = !is_return && marker && old && marker->token == old->held.token;
-  if (marker) {  // nothing has moved yet
+  SYNCLINE_ASSIGN(const bool begun, base::Exists(files, base::JoinPath(incoming, kBegun)));
+  if (!begun) {
+    const bool held = marker && old && marker->token == old->held.token;
     SYNCLINE_TRY(files.RemoveAll(previous));
     SYNCLINE_TRY(files.MakeDirectories(previous));
-    if (held) {
+    if (held && !is_return) {
       SYNCLINE_TRY(state_.WriteHeadFile(base::JoinPath(previous, kComplete), *old));
     }
-    SYNCLINE_TRY(state_.WithdrawMarker());
+    SYNCLINE_TRY(files.SyncDirectory(state_.Path("")));
+    SYNCLINE_TRY(base::WriteTextAtomically(files, base::JoinPath(incoming, kBegun), "", true));
   }
+  SYNCLINE_TRY(state_.WithdrawMarker());
   SYNCLINE_TRY(files.MakeDirectories(previous));
 
   std::vector<std::string> waiting;  // new files that are not in their place
@@ -380,8 +396,7 @@ Result<Head> Seeder::Swap() {
   }
   SYNCLINE_TRY(SyncFolders(files, home, waiting));
   SYNCLINE_TRY(state_.WriteHead(next));
-  SYNCLINE_TRY(state_.PublishMarker(next.held));
-  SYNCLINE_TRY(files.SyncDirectory(state_.Path("")));
+  SYNCLINE_TRY(state_.PublishMarker(next.held, /*durable=*/true));
   if (old && old->held.token != next.held.token) {
     RecordChange(state_, Change{.from = old->held, .to = next.held, .everything = true});
   }

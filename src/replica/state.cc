@@ -184,10 +184,10 @@ Status ReplicaState::WithdrawMarker() const {
   return files_.SyncDirectory(Path(""));
 }
 
-Status ReplicaState::PublishMarker(const HeldVersion& held) const {
+Status ReplicaState::PublishMarker(const HeldVersion& held, bool durable) const {
   const std::string text =
       fmt::format(R"({{"version": "{:06}", "syncline": "{}"}})", held.version, held.token);
-  return base::WriteTextAtomically(files_, Path(kMarker), text, false);
+  return base::WriteTextAtomically(files_, Path(kMarker), text, durable);
 }
 
 Result<std::optional<Head>> ReplicaState::ReadHead() const { return ReadHeadFile(Path(kHead)); }

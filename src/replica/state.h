@@ -83,7 +83,7 @@ class ReplicaState {
   base::Result<std::optional<Marker>> ReadMarker() const;
   // Is durable when it returns.
   base::Status WithdrawMarker() const;
-  base::Status PublishMarker(const HeldVersion& held) const;
+  base::Status PublishMarker(const HeldVersion& held, bool durable = false) const;
 
   // Nothing: there is none, or it is damaged.
   base::Result<std::optional<Head>> ReadHead() const;

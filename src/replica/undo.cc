@@ -72,8 +72,7 @@ Status StepBack(const ReplicaState& state, const StoredJournal& stored, Head& he
   }
   SYNCLINE_TRY(SyncFiles(files, state.directory(), {names.begin(), names.end()}, pool));
   SYNCLINE_TRY(state.WriteHead(before));
-  SYNCLINE_TRY(state.PublishMarker(before.held));
-  SYNCLINE_TRY(files.SyncDirectory(state.Path("")));
+  SYNCLINE_TRY(state.PublishMarker(before.held, /*durable=*/true));
   head = std::move(before);
   RecordChange(state, change);
   SYNCLINE_TRY(files.Remove(stored.path));

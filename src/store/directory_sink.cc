@@ -54,6 +54,8 @@ class DirectorySink final : public Sink {
   Result<std::optional<NewestVersion>> FindNewest(const base::CancelToken*) override {
     SYNCLINE_ASSIGN(const std::vector<std::uint64_t> versions, ListVersions(files_, store_));
     if (versions.empty()) return std::nullopt;
+    // Whoever put it there may have died before it was durable; what is built on it must not be.
+    if (durable_) SYNCLINE_TRY(files_.SyncDirectory(store_));
     NewestVersion newest{.version = versions.back(), .manifest = {}};
     SYNCLINE_ASSIGN(newest.manifest, ReadManifest(files_, VersionUrl(newest.version)));
     return newest;

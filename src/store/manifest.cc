@@ -239,6 +239,11 @@ Result<std::optional<ReadManifestResult>> ReadManifest(FileSystem& files,
   if (!there) return std::nullopt;
   ReadManifestResult result;
   SYNCLINE_ASSIGN(result.text, base::ReadText(files, path, kMaxManifestBytes));
+  // An identity that came of a wrong read would be handed on for ever.
+  SYNCLINE_ASSIGN(const std::string again, base::ReadText(files, path, kMaxManifestBytes));
+  if (again != result.text) {
+    return Fail(Code::kCorrupt, fmt::format("{} changed while it was read", path));
+  }
   Result<Manifest> manifest = ParseManifest(result.text);
   if (!manifest) return Annotate(std::move(manifest).error(), path);
   result.manifest = *std::move(manifest);

@@ -74,7 +74,7 @@ struct ReadManifestResult {
 // Does it list files in kFullCopyFolder?
 bool HasFullCopy(const Manifest& manifest);
 
-// Nothing if the version directory has none.
+// Nothing if the version directory has none. Reads it twice: kCorrupt if that gives two texts.
 base::Result<std::optional<ReadManifestResult>> ReadManifest(base::FileSystem& files,
                                                              const std::string& version_directory);
 

@@ -212,9 +212,9 @@ Result<Described> Source::DescribeNow(std::uint64_t version) {
   const std::string index_path = base::JoinPath(described.directory, checkpoint::kIndexName);
   SYNCLINE_ASSIGN(const auto index, ReadIfThere(*files_, index_path, checkpoint::kMaxIndexBytes));
   // Nothing else vouches for these bytes, so they are read twice.
-  SYNCLINE_ASSIGN(const auto again,
+  SYNCLINE_ASSIGN(const auto index_again,
                   ReadIfThere(*files_, index_path, checkpoint::kMaxIndexBytes));
-  if (index != again) {
+  if (index != index_again) {
     return Fail(Code::kCorrupt, fmt::format("{} changed while it was read", index_path));
   }
   if (index) {

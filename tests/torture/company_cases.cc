@@ -88,9 +88,6 @@ Status PlayPullers(const Settings& settings, Dice& dice) {
                    : reports[i].error().code == Code::kOutOfOrder) {
       continue;
     }
-    // open: two first pulls at once may take each other's folder for files of somebody else.
-    const bool first = !held && !reports[i] && reports[i].error().code == Code::kAlreadyExists;
-    if (first && !settings.strict) continue;
     return Wrong(fmt::format("one of several pulls, to {}: {}", targets[i], Told(reports[i])));
   }
   // An older target may have been reached last, by taking back what others had pulled.
@@ -159,12 +156,11 @@ struct Foreign {
 };
 
 // A plain pull after another program came to its end with `seeded`, or died.
-Status PullAfterForeign(World& world, std::optional<std::uint64_t> seeded, bool killed) {
+Status PullAfterForeign(World& world, std::optional<std::uint64_t> seeded) {
   const auto report = world.Pull(world.machine(), std::nullopt);
   if (!report) return Wrong("the pull after it: " + Told(report));
   if (report->version != world.newest()) return Wrong("reports another version");
-  // open: a checkpoint of ours that was about to be swapped in is preferred to the other program's.
-  if (seeded && (!killed || world.settings().strict)) {
+  if (seeded) {
     if (report->from_version != seeded) {
       return Wrong("does not see the version of the other program");
     }
@@ -190,12 +186,7 @@ Status PlayForeign(const Settings& settings, Dice& dice, bool killed, bool dies)
   const std::uint64_t version = foreign.version;
   SYNCLINE_ASSIGN(const bool ended, foreign.Run());
   world.Say(fmt::format("another program {} version {}", ended ? "seeded" : "died at", version));
-  Status end =
-      PullAfterForeign(world, ended ? std::optional<std::uint64_t>(version) : std::nullopt, killed);
-  if (end || !killed || !dies || settings.strict) return end;
-  // open: only what the journal touches is checked, not what the other program left elsewhere.
-  SYNCLINE_TRY(FileSystem::Posix().RemoveAll(world.replica()));
-  return PullAfterForeign(world, std::nullopt, false);
+  return PullAfterForeign(world, ended ? std::optional<std::uint64_t>(version) : std::nullopt);
 }
 
 }  // namespace

@@ -80,12 +80,8 @@ Status PlayStore(const Settings& settings, Dice& dice) {
   const std::vector<std::string> files = Files(world.VersionPath(hurt));
   const std::string path = dice.Pick(files);
   // Without a manifest nothing says what the bytes of a whole checkpoint should be.
-  // open: nor does a pull compare what it takes from a full copy.
   const bool copy = path.find("/full/") != std::string::npos;
-  if (world.is_full(hurt) && !HasManifest(world, hurt)) return {};
-  if (copy && (!settings.strict || !HasManifest(world, hurt))) return {};
-  // open: without a manifest a bit in the word "delta_encoding" makes a full version of a delta.
-  if (!settings.strict && path.ends_with(".index.json") && !HasManifest(world, hurt)) return {};
+  if ((world.is_full(hurt) || copy) && !HasManifest(world, hurt)) return {};
   SYNCLINE_ASSIGN(const Damage damage, Damage::Do(world, path));
   const auto report = world.Pull(world.machine(), std::nullopt);
   world.Say(Told(report));

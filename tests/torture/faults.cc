@@ -107,18 +107,6 @@ void Disturbed::FailFrom(const Counts& counts) {
   });
 }
 
-// Is a wrong bit in a read of that file not found out? Blocks of weights are read, changed and
-// written back; headers, manifests and what is on its way in are not compared with anything.
-bool Disturbed::IsBelieved(const std::string& path) {
-  static constexpr std::array<std::string_view, 7> kParts = {
-      "/replica/model", ".index.json",  "/full/",    ".manifest.json",
-      "/incoming/",     ".latest.json", "/previous/"};
-  if (std::ranges::any_of(kParts, [&](auto part) { return path.find(part) != path.npos; })) {
-    return true;
-  }
-  return path.ends_with("/model.safetensors");
-}
-
 void Disturbed::FlipOne(const Counts& counts) {
   const std::uint64_t at = world_.dice().Below(counts.reads);
   const std::uint64_t bit = world_.dice().Seed();
@@ -126,9 +114,7 @@ void Disturbed::FlipOne(const Counts& counts) {
   files_.SetReadRule(
       [this, at, bit, seen = std::uint64_t{0}, done = false](
           const std::string& path, std::uint64_t offset, base::MutableByteSpan bytes) mutable {
-        // open: much that is read once is believed.
-        const bool spared = bytes.empty() || (IsBelieved(path) && !world_.settings().strict);
-        if (seen++ >= at && !done && !spared) {
+        if (seen++ >= at && !done && !bytes.empty()) {
           done = true;
           const std::uint64_t byte = bit / 8 % bytes.size();
           world_.Say(fmt::format("  bit {} of byte {} of {}", bit % 8, offset + byte, path));

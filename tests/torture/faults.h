@@ -53,7 +53,6 @@ class Disturbed {
   void FailOne(const Counts& counts);
   void FailFrom(const Counts& counts);
   void FlipOne(const Counts& counts);
-  static bool IsBelieved(const std::string& path);
   void CancelAt(const Counts& counts);
 
   World& world_;

@@ -82,7 +82,8 @@ Status PlayFault(Story& story, std::uint64_t target, Fault fault) {
   if (report) {
     SYNCLINE_TRY(CheckReport(story, before, *report, target));
   } else if (!disturbed.died() && !lasting) {
-    SYNCLINE_TRY(CheckFailed(story, target, before.has_value()));
+    // After a power cut nothing is proven until a recovery came to its end.
+    SYNCLINE_TRY(CheckFailed(story, target, before.has_value() && !story.unproven));
   } else {
     SYNCLINE_TRY(CheckFailed(story, target, false));
   }

@@ -43,28 +43,22 @@ bool IsShortWay(const World& world, std::uint64_t from, std::uint64_t to) {
   return changed < total / 16;
 }
 
-// A plain undo: the truth is told, and something whole is held. False: the story has no good end,
-// by a weakness that is known.
-Result<bool> PlainUndo(World& world, std::optional<std::uint64_t> expected) {
+// A plain undo: the truth is told, and something whole is held.
+Status PlainUndo(World& world, std::optional<std::uint64_t> expected) {
   const auto report = world.Undo(world.machine(), world.replica());
   world.Say("undo: " + Told(report));
   SYNCLINE_ASSIGN(const auto marker, world.Marker());
   if (!marker) return Wrong("after undo no version is held");
   if (report) {
     if (report->version != *marker) return Wrong("undo reports another version than the marker");
-    if (report->version >= report->from_version) {
-      // open: an undo of a full version keeps the newer one, and the next undo goes there.
-      if (world.settings().strict) return Wrong("undo went forward");
-      return false;
-    }
+    if (report->version >= report->from_version) return Wrong("undo went forward");
     if (expected && report->version != *expected) {
       return Wrong(fmt::format("undo came to {}, expected {}", report->version, *expected));
     }
   } else if (report.error().code != Code::kNotFound || expected) {
     return Wrong("undo: " + Told(report));
   }
-  SYNCLINE_TRY(world.ExpectAt(*marker));
-  return true;
+  return world.ExpectAt(*marker);
 }
 
 Status DisturbUndo(World& world, Fault fault) {
@@ -93,11 +87,7 @@ Status PlayUndo(const Settings& settings, Dice& dice, std::optional<Fault> fault
   SYNCLINE_TRY(world.ExpectAt(target));
   std::optional<std::uint64_t> expected;
   if (IsShortWay(world, middle, target)) expected = middle;
-  if (world.has_power() && dice.Percent(30)) {
-    SYNCLINE_TRY(world.CutPower());
-    // open: journals of the pull before may come back, and undo goes over both pulls.
-    if (!settings.strict) expected = std::nullopt;
-  }
+  if (world.has_power() && dice.Percent(30)) SYNCLINE_TRY(world.CutPower());
   if (fault) {
     SYNCLINE_TRY(DisturbUndo(world, *fault));
     while (dice.Percent(30)) {
@@ -106,8 +96,7 @@ Status PlayUndo(const Settings& settings, Dice& dice, std::optional<Fault> fault
     expected = std::nullopt;  // it may have been done already
   }
   if (dice.Percent(70)) {
-    SYNCLINE_ASSIGN(const bool whole, PlainUndo(world, expected));
-    if (!whole) return {};
+    SYNCLINE_TRY(PlainUndo(world, expected));
   }
   const auto report = world.Pull(world.machine(), std::nullopt);
   if (!report) return Wrong("the pull after undo: " + Told(report));
@@ -126,8 +115,7 @@ Status PlayAfterKill(const Settings& settings, Dice& dice) {
     world.Say("killed pull: " + Told(world.Pull(files, std::nullopt)));
   }
   if (world.has_power() && dice.Percent(60)) SYNCLINE_TRY(world.CutPower());
-  SYNCLINE_ASSIGN(const bool whole, PlainUndo(world, std::nullopt));
-  if (!whole) return {};
+  SYNCLINE_TRY(PlainUndo(world, std::nullopt));
   const auto report = world.Pull(world.machine(), std::nullopt);
   if (!report) return Wrong("the pull after undo: " + Told(report));
   if (report->seeded && !world.NeedsSeed(0, world.newest())) return Wrong("seeded again");

@@ -22,8 +22,6 @@ namespace syncline::torture {
 
 struct Settings {
   std::string binary;  // of the command `syncline`
-  // Also fails where a weakness is known and open; each such place is marked "open:".
-  bool strict = false;
   bool verbose = false;
 };
 
