@@ -15,6 +15,7 @@
 
 #include "bindings.h"
 #include "call.h"
+#include "reading.h"
 #include "replica/resume.h"
 #include "tensor/dtype.h"
 
@@ -84,7 +85,7 @@ nb::dict ToDict(const PublishReport& report) {
   result["bytes"] = report.bytes;
   result["full_bytes"] = report.full_bytes;
   result["seconds"] = report.seconds;
-  result["url"] = report.url;
+  result["url"] = FromPath(report.url);
   return result;
 }
 
@@ -107,7 +108,8 @@ class Publisher {
   Publisher(const nb::bytes& store, const std::string& encoding, const nb::bytes& base,
             const nb::bytes& files, std::size_t threads, bool durable, const nb::bytes& signing_key,
             double full_copy_ratio, const std::string& baseline,
-            const nb::bytes& baseline_directory, const nb::bytes& work_directory) {
+            const nb::bytes& baseline_directory, const nb::bytes& work_directory,
+            const Connection& connection) {
     const auto known = delta::FindEncoding(encoding);
     if (!known) {
       Raise({Code::kInvalidArgument,
@@ -128,7 +130,8 @@ class Publisher {
                                                     .full_copy_ratio = full_copy_ratio,
                                                     .durable = durable,
                                                     .threads = threads,
-                                                    .work_directory = ToPath(work_directory)}};
+                                                    .work_directory = ToPath(work_directory),
+                                                    .objects = connection.settings}};
     publisher_ = Call([&](const CancelToken& cancel) -> Result<std::unique_ptr<store::Publisher>> {
       options.cancel = &cancel;
       std::string& companions = options.publisher.companions_from;
@@ -197,11 +200,11 @@ void BindPublisher(nb::module_& module) {
   nb::class_<Publisher>(module, "Publisher")
       .def(nb::init<const nb::bytes&, const std::string&, const nb::bytes&, const nb::bytes&,
                     std::size_t, bool, const nb::bytes&, double, const std::string&,
-                    const nb::bytes&, const nb::bytes&>(),
+                    const nb::bytes&, const nb::bytes&, const Connection&>(),
            nb::arg("store"), nb::arg("encoding"), nb::arg("base"), nb::arg("files"),
            nb::arg("threads"), nb::arg("durable"), nb::arg("signing_key"),
            nb::arg("full_copy_ratio"), nb::arg("baseline"), nb::arg("baseline_directory"),
-           nb::arg("work_directory"))
+           nb::arg("work_directory"), nb::arg("connection"))
       .def("publish", &Publisher::Publish, nb::arg("version").none(), nb::arg("tensors"),
            nb::arg("full"))
       .def_prop_ro("version", &Publisher::last_version)

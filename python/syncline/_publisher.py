@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from . import _core
-from ._arguments import StrPath, optional_path, path_bytes, thread_count, version_number
+from ._arguments import StrPath, optional_path, store_bytes, thread_count, version_number
+from ._reading import Connection, core_connection
 from ._reports import PublishReport
 from ._tensors import NamedTensors, pack
 from .errors import Error, IoError
@@ -43,6 +44,7 @@ class Publisher:
         baseline_directory: StrPath | None = None,
         work_directory: StrPath | None = None,
         after_publish: Callable[[int, str], object] | None = None,
+        connection: Connection | None = None,
     ) -> None:
         """Opens a store.
 
@@ -68,6 +70,7 @@ class Publisher:
             after_publish: called with the number and the path (or URL) of each version when it
                 stands, to tell receivers, say. If it raises, `publish` raises; the version stands
                 nevertheless.
+            connection: how to reach the bucket; None for what the environment says.
 
         Raises:
             LockedError: another publisher has the store open.
@@ -79,7 +82,7 @@ class Publisher:
         """
         self._lock = threading.Lock()
         self._core = _core.Publisher(
-            path_bytes("store", store),
+            store_bytes("store", store),
             encoding,
             optional_path("base", base),
             optional_path("files", files),
@@ -90,6 +93,7 @@ class Publisher:
             baseline,
             optional_path("baseline_directory", baseline_directory),
             optional_path("work_directory", work_directory),
+            core_connection(connection),
         )
         self._after_publish = after_publish
 
