@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -85,7 +86,7 @@ nb::dict ToDict(const PublishReport& report) {
   result["bytes"] = report.bytes;
   result["full_bytes"] = report.full_bytes;
   result["seconds"] = report.seconds;
-  result["url"] = FromPath(report.url);
+  result["url"] = nb::bytes(report.url.data(), report.url.size());
   return result;
 }
 
@@ -94,6 +95,25 @@ std::optional<replica::BaselineKind> FindBaseline(std::string_view name) {
   if (name == "disk") return replica::BaselineKind::kDisk;
   if (name == "none") return replica::BaselineKind::kNone;
   return std::nullopt;
+}
+
+// Calls a function of Python from a thread without the GIL. What it raises is the error.
+std::function<base::Status()> Hook(const nb::object& function) {
+  if (function.is_none()) return nullptr;
+  // Copied and destroyed by whatever thread, so by a pointer that takes the GIL at the end.
+  const std::shared_ptr<nb::object> held(new nb::object(function), [](nb::object* object) {
+    const nb::gil_scoped_acquire gil;
+    delete object;
+  });
+  return [held]() -> base::Status {
+    const nb::gil_scoped_acquire gil;
+    try {
+      (*held)();
+      return {};
+    } catch (const std::exception& error) {
+      return Fail(Code::kIo, std::string("a hook raised: ") + error.what());
+    }
+  };
 }
 
 base::Status CheckDirectory(const std::string& path) {
@@ -109,7 +129,8 @@ class Publisher {
             const nb::bytes& files, std::size_t threads, bool durable, const nb::bytes& signing_key,
             double full_copy_ratio, const std::string& baseline,
             const nb::bytes& baseline_directory, const nb::bytes& work_directory,
-            const Connection& connection) {
+            std::uint64_t rank, std::uint64_t world, double timeout, const nb::object& flush,
+            const nb::object& refresh, const Connection& connection) {
     const auto known = delta::FindEncoding(encoding);
     if (!known) {
       Raise({Code::kInvalidArgument,
@@ -129,6 +150,11 @@ class Publisher {
                                                     .signing_key = ToPath(signing_key),
                                                     .full_copy_ratio = full_copy_ratio,
                                                     .durable = durable,
+                                                    .ranks = {.rank = rank,
+                                                              .world = world,
+                                                              .timeout_seconds = timeout,
+                                                              .flush = Hook(flush),
+                                                              .refresh = Hook(refresh)},
                                                     .threads = threads,
                                                     .work_directory = ToPath(work_directory),
                                                     .objects = connection.settings}};
@@ -200,11 +226,13 @@ void BindPublisher(nb::module_& module) {
   nb::class_<Publisher>(module, "Publisher")
       .def(nb::init<const nb::bytes&, const std::string&, const nb::bytes&, const nb::bytes&,
                     std::size_t, bool, const nb::bytes&, double, const std::string&,
-                    const nb::bytes&, const nb::bytes&, const Connection&>(),
+                    const nb::bytes&, const nb::bytes&, std::uint64_t, std::uint64_t, double,
+                    const nb::object&, const nb::object&, const Connection&>(),
            nb::arg("store"), nb::arg("encoding"), nb::arg("base"), nb::arg("files"),
            nb::arg("threads"), nb::arg("durable"), nb::arg("signing_key"),
            nb::arg("full_copy_ratio"), nb::arg("baseline"), nb::arg("baseline_directory"),
-           nb::arg("work_directory"), nb::arg("connection"))
+           nb::arg("work_directory"), nb::arg("rank"), nb::arg("world"), nb::arg("timeout"),
+           nb::arg("flush").none(), nb::arg("refresh").none(), nb::arg("connection"))
       .def("publish", &Publisher::Publish, nb::arg("version").none(), nb::arg("tensors"),
            nb::arg("full"))
       .def_prop_ro("version", &Publisher::last_version)

@@ -15,6 +15,7 @@ StrPath = Union[str, "os.PathLike[str]"]
 _BROKEN_URL = re.compile(r"(https?|s3|file):/(?!/)", re.IGNORECASE)
 _MAX_VERSION = 2**64 - 1
 _MAX_THREADS = 1024
+_MAX_RANKS = 10**5
 
 
 def path_bytes(name: str, path: StrPath) -> bytes:
@@ -80,3 +81,13 @@ def thread_count(threads: SupportsIndex | None) -> int:
     if not 1 <= count <= _MAX_THREADS:
         raise InvalidArgumentError(f"threads={count}: expected a number from 1 to {_MAX_THREADS}")
     return count
+
+
+def rank_of(rank: SupportsIndex, world: SupportsIndex) -> tuple[int, int]:
+    """Both as numbers. Raises InvalidArgumentError if that is no rank of so many."""
+    number, count = operator.index(rank), operator.index(world)
+    if not (1 <= count <= _MAX_RANKS and 0 <= number < count):
+        raise InvalidArgumentError(
+            f"rank={number}, world={count}: expected a world from 1 to {_MAX_RANKS} and a rank below it"
+        )
+    return number, count

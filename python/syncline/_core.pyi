@@ -117,10 +117,18 @@ class Publisher:
         baseline: str,
         baseline_directory: bytes,
         work_directory: bytes,
+        rank: int,
+        world: int,
+        timeout: float,
+        flush: Callable[[], object] | None,
+        refresh: Callable[[], object] | None,
         connection: Connection,
     ) -> None: ...
     def publish(self, version: int | None, tensors: list[Any], full: bool) -> dict[str, Any]:
-        """tensors: tuples (name, dtype, shape, buffer of the packed bytes)."""
+        """tensors: tuples (name, dtype, shape, buffer of the packed bytes).
+
+        Beside the report the dictionary has `url`, the bytes of the version's path or URL.
+        """
 
     @property
     def version(self) -> int | None: ...

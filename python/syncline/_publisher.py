@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from . import _core
-from ._arguments import StrPath, optional_path, store_bytes, thread_count, version_number
+from ._arguments import (
+    StrPath,
+    optional_path,
+    rank_of,
+    store_bytes,
+    thread_count,
+    version_number,
+)
 from ._reading import Connection, core_connection
 from ._reports import PublishReport
 from ._tensors import NamedTensors, pack
@@ -44,6 +52,11 @@ class Publisher:
         baseline_directory: StrPath | None = None,
         work_directory: StrPath | None = None,
         after_publish: Callable[[int, str], object] | None = None,
+        rank: SupportsIndex = 0,
+        world: SupportsIndex = 1,
+        timeout: float = 600.0,
+        flush: Callable[[], object] | None = None,
+        refresh: Callable[[], object] | None = None,
         connection: Connection | None = None,
     ) -> None:
         """Opens a store.
@@ -69,11 +82,20 @@ class Publisher:
                 it is uploaded; None for one below $TMPDIR.
             after_publish: called with the number and the path (or URL) of each version when it
                 stands, to tell receivers, say. If it raises, `publish` raises; the version stands
-                nevertheless.
+                nevertheless. Of several ranks each calls its own.
+            rank, world: of several processes of one trainer that publish together, each with its
+                own tensors (any split; what several hold must be equal): which one this is, and how
+                many. All of them call `publish` equally often, and a call ends in the same way for
+                all: with the version, or with the error of the rank that failed. Rank 0 decides on
+                the number and the kind. The store is a directory that all share.
+            timeout: seconds that a rank waits for the others in one step.
+            flush, refresh: for file systems that show the files of one host to another only on
+                request: called after something was written for other ranks, and before looking for
+                something of theirs.
             connection: how to reach the bucket; None for what the environment says.
 
         Raises:
-            LockedError: another publisher has the store open.
+            LockedError: another publisher has the store open, or another process is this rank.
             NotFoundError: `base` or `files` is not there; or the store holds nothing but deltas on
                 a version 0 that is not in it, and `base` does not say which checkpoint that is.
             ChecksumMismatchError: what the store holds does not lead to the newest version, or
@@ -93,6 +115,10 @@ class Publisher:
             baseline,
             optional_path("baseline_directory", baseline_directory),
             optional_path("work_directory", work_directory),
+            *rank_of(rank, world),
+            float(timeout),
+            flush,
+            refresh,
             core_connection(connection),
         )
         self._after_publish = after_publish
@@ -117,7 +143,7 @@ class Publisher:
 
         Args:
             version: its number; None for the next one. A full version may skip numbers.
-            named_tensors: every tensor of the model, by name: a mapping, or pairs of name and
+            named_tensors: every tensor of the model (or of this rank), by name: a mapping, or pairs of name and
                 tensor. A name may come twice with the same content. A tensor is a numpy array (also of a type of ml_dtypes), a torch tensor, a
                 tensor of `open_checkpoint`, or another object with `__dlpack__`. It is read in
                 place, and must not change meanwhile; only one with gaps (a transpose, a slice) is
@@ -133,13 +159,14 @@ class Publisher:
             LimitExceededError: a name is too long for the format.
             IoError: `after_publish` raised; its error is the cause. (An error of this package
                 keeps its class.) The version stands.
+            TimedOutError: another rank did not do its part in time; the message names it.
             NoSpaceError, IoError, PermissionDeniedError: the store cannot be written.
         """
         number = version_number(version)
         packed = pack(named_tensors)
         with self._lock:
             outcome = self._core.publish(number, packed, full)
-            url = outcome.pop("url")
+            url = os.fsdecode(outcome.pop("url"))
             report = PublishReport(**outcome)
             if self._after_publish is not None:
                 self._call_after(self._after_publish, report.version, url)

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/pool.h"
 #include "checkpoint/index.h"
 #include "checkpoint/safetensors.h"
 
@@ -20,8 +21,10 @@ constexpr std::uint64_t kHeaderReserve = 64;  // for metadata and padding
 
 struct Part {
   std::size_t file;
-  base::ByteSpan bytes;
-  std::uint64_t offset;
+  const TensorView* tensor;
+  std::uint64_t begin;  // in the tensor
+  std::uint64_t size;
+  std::uint64_t offset;  // in the file
 };
 
 // Tensors in the order given, cut into files where the next one would pass the limit of data or of
@@ -49,7 +52,8 @@ std::vector<std::vector<const TensorView*>> Split(std::span<const TensorView> te
 // Writes each group as the file of that name.
 Result<WeightMap> WriteGroups(base::FileSystem& files, const std::string& directory,
                               const std::vector<std::vector<const TensorView*>>& groups,
-                              const std::vector<std::string>& names, bool durable,
+                              const std::vector<std::string>& names,
+                              std::span<const TensorView> tensors, const WriteOptions& options,
                               base::ThreadPool& pool, base::Progress& progress,
                               const base::CancelToken* cancel) {
   std::vector<SafetensorsWriter> writers;
@@ -68,7 +72,7 @@ Result<WeightMap> WriteGroups(base::FileSystem& files, const std::string& direct
       const TensorView& view = **std::ranges::lower_bound(sorted, info.name, {}, &TensorView::name);
       for (std::uint64_t done = 0; done < info.bytes; done += kPartBytes) {
         const std::uint64_t size = std::min(kPartBytes, info.bytes - done);
-        parts.push_back({i, view.bytes.subspan(done, size), info.offset + done});
+        parts.push_back({i, &view, done, size, info.offset + done});
       }
       map.emplace_back(info.name, names[i]);
       total += info.bytes;
@@ -78,16 +82,26 @@ Result<WeightMap> WriteGroups(base::FileSystem& files, const std::string& direct
         SafetensorsWriter::Create(files, base::JoinPath(directory, names[i]), std::move(layout)));
     writers.push_back(std::move(writer));
   }
+  base::Pool<std::vector<std::byte>> buffers;
   progress.Begin("write", total);
   SYNCLINE_TRY(pool.ParallelFor(
       parts.size(),
       [&](std::size_t i) -> Status {
-        SYNCLINE_TRY(writers[parts[i].file].WriteAt(parts[i].bytes, parts[i].offset));
-        progress.Add(parts[i].bytes.size());
+        const Part& part = parts[i];
+        const base::Pool<std::vector<std::byte>>::Lease buffer(buffers);
+        base::ByteSpan bytes;
+        if (options.loader == nullptr) {
+          bytes = part.tensor->bytes.subspan(part.begin, part.size);
+        } else {
+          const auto index = static_cast<std::size_t>(part.tensor - tensors.data());
+          SYNCLINE_ASSIGN(bytes, options.loader->Load(index, part.begin, part.size, *buffer));
+        }
+        SYNCLINE_TRY(writers[part.file].WriteAt(bytes, part.offset));
+        progress.Add(part.size);
         return {};
       },
       cancel));
-  for (SafetensorsWriter& writer : writers) SYNCLINE_TRY(writer.Commit(durable));
+  for (SafetensorsWriter& writer : writers) SYNCLINE_TRY(writer.Commit(options.durable));
   return map;
 }
 
@@ -104,7 +118,7 @@ Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
                                        : ShardName(i + 1, groups.size()));
   }
   Index index;
-  SYNCLINE_ASSIGN(index.weight_map, WriteGroups(files, directory, groups, names, options.durable,
+  SYNCLINE_ASSIGN(index.weight_map, WriteGroups(files, directory, groups, names, tensors, options,
                                                 pool, progress, cancel));
   if (groups.size() == 1) return {};
   std::uint64_t total = 0;
@@ -125,7 +139,7 @@ Result<WeightMap> WriteShards(base::FileSystem& files, const std::string& direct
   for (std::size_t i = 0; i < groups.size(); ++i) {
     names.push_back(fmt::format("{}{:05}.safetensors", prefix, i));
   }
-  return WriteGroups(files, directory, groups, names, options.durable, pool, progress, cancel);
+  return WriteGroups(files, directory, groups, names, tensors, options, pool, progress, cancel);
 }
 
 }  // namespace syncline::checkpoint

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
+#include "tensor/loader.h"
 #include "tensor/view.h"
 
 namespace syncline::checkpoint {
@@ -17,6 +18,7 @@ namespace syncline::checkpoint {
 struct WriteOptions {
   std::uint64_t max_file_bytes = 5'000'000'000;  // of data; a larger tensor gets a file of its own
   bool durable = true;                           // data is on the device when the call returns
+  const tensor::Loader* loader = nullptr;        // where the tensors' bytes are not in memory
 };
 
 // Writes model.safetensors, or numbered files with an index where one would be larger than

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "base/bytes.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/reader.h"
 #include "cli/command.h"
 #include "cli/shell_hook.h"
 #include "cli/store_options.h"
@@ -24,7 +24,6 @@ using base::Code;
 using base::Fail;
 using base::Json;
 using base::Result;
-using checkpoint::MappedCheckpoint;
 
 struct Options {
   std::string checkpoint;
@@ -74,7 +73,8 @@ Result<Output> Publish(const Session& session, Options options) {
                                                     "overwrite",
                                                     options.encoding));
   }
-  SYNCLINE_ASSIGN(const auto input, MappedCheckpoint::Open(session.files, options.checkpoint));
+  SYNCLINE_ASSIGN(const auto input,
+                  checkpoint::CheckpointReader::Open(session.files, options.checkpoint));
   replica::ResumeOptions resume = {
       .base = options.base,
       .baseline = options.full ? replica::BaselineKind::kNone : replica::BaselineKind::kDisk,
@@ -102,7 +102,7 @@ Result<Output> Publish(const Session& session, Options options) {
   }
   SYNCLINE_ASSIGN(const store::PublishReport report,
                   publisher->Publish(options.version, input.Views(), options.full, session.progress,
-                                     &session.cancel));
+                                     &session.cancel, &input));
   return Describe(report);
 }
 

@@ -11,13 +11,15 @@ using base::Status;
 using checkpoint::MappedCheckpoint;
 
 ReplicaBaseline::ReplicaBaseline(base::FileSystem& files, std::string store, std::string directory,
-                                 std::string seed, bool follow, std::size_t threads)
+                                 std::string seed, bool follow, std::size_t threads,
+                                 objects::Settings objects)
     : files_(files),
       store_(std::move(store)),
       directory_(std::move(directory)),
       seed_(std::move(seed)),
       follow_(follow || !seed_.empty()),
-      threads_(threads) {}
+      threads_(threads),
+      objects_(std::move(objects)) {}
 
 Status ReplicaBaseline::Map(const std::string& path) {
   SYNCLINE_ASSIGN(MappedCheckpoint mapped, MappedCheckpoint::Open(files_, path));
@@ -35,7 +37,8 @@ Status ReplicaBaseline::Load(std::uint64_t version, base::Progress* progress,
                             .seed = seed_,
                             .threads = threads_,
                             .progress = progress,
-                            .cancel = cancel};
+                            .cancel = cancel,
+                            .source = {.connection = objects_}};
   SYNCLINE_TRY(Pull(files_, store_, directory_, pull));
   return Map(directory_);
 }

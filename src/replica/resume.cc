@@ -8,7 +8,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -41,15 +43,24 @@ class Resumer {
     }
     SYNCLINE_ASSIGN(auto sink, store::OpenSink(files_, store_,
                                                {.durable = options_.publisher.durable,
+                                                .exclusive = options_.publisher.ranks.rank == 0,
                                                 .work_directory = options_.publisher.work_directory,
                                                 .objects = options_.publisher.objects}));
     scratch_ = sink->OwnPath("resume");
     local_store_ = sink->local_path();
+    const store::RankOptions& ranks = options_.publisher.ranks;
+    const bool several = ranks.world != 1 || ranks.rank != 0;
+    if (several && options_.baseline == BaselineKind::kDisk) {
+      return base::Fail(base::Code::kInvalidArgument,
+                        "several ranks keep their baselines in memory, or none");
+    }
     std::unique_ptr<store::Baseline> baseline = MakeBaseline(*sink);
     store::Baseline& made = *baseline;
-    SYNCLINE_ASSIGN(store::Publisher publisher,
-                    store::Publisher::Open(files_, std::move(sink), std::move(baseline),
-                                           zero.has_value(), options_.publisher));
+    SYNCLINE_ASSIGN(
+        store::Publisher publisher,
+        store::Publisher::Open(files_, std::move(sink), std::move(baseline), zero.has_value(),
+                               several ? RankPublisher() : options_.publisher));
+    if (several) return publisher;
     const std::optional<std::uint64_t> last = publisher.last_version();
     if (!last || options_.baseline == BaselineKind::kNone) return publisher;
     // Version 0 may be the base and in the store: then the store's own counts.
@@ -65,6 +76,33 @@ class Resumer {
   }
 
  private:
+  // A rank does not know its tensors before it publishes.
+  store::PublisherOptions RankPublisher() const {
+    store::PublisherOptions options = options_.publisher;
+    if (options_.baseline == BaselineKind::kNone) return options;
+    const std::string scratch = fmt::format("{}-{}", scratch_, options.ranks.rank);
+    options.load_baseline = [&files = files_, store = store_, local = local_store_,
+                             base = options_.base, threads = options.threads,
+                             scratch](std::uint64_t version, std::span<const std::string> names,
+                                      store::Baseline& baseline,
+                                      const base::CancelToken* cancel) -> Status {
+      ResumeOptions resume;
+      resume.base = base;
+      resume.publisher.threads = threads;
+      resume.cancel = cancel;
+      Resumer resumer(files, store, resume);
+      resumer.scratch_ = scratch;
+      resumer.local_store_ = local;
+      resumer.names_ = names;
+      SYNCLINE_ASSIGN(const bool in_store,
+                      base::Exists(files, base::JoinPath(local, store::VersionName(version))));
+      if (in_store || base.empty() || version != 0) return resumer.Load(version, baseline);
+      SYNCLINE_ASSIGN(const auto zero, MappedCheckpoint::Open(files, base));
+      return resumer.Copy(zero, 0, baseline);
+    };
+    return options;
+  }
+
   std::unique_ptr<store::Baseline> MakeBaseline(const store::Sink& sink) {
     switch (options_.baseline) {
       case BaselineKind::kMemory:
@@ -76,9 +114,9 @@ class Resumer {
     }
     std::string directory = options_.baseline_directory;
     if (directory.empty()) directory = sink.OwnPath("baseline");
-    auto made =
-        std::make_unique<ReplicaBaseline>(files_, store_, std::move(directory), options_.base,
-                                          !options_.one_version, options_.publisher.threads);
+    auto made = std::make_unique<ReplicaBaseline>(
+        files_, store_, std::move(directory), options_.base, !options_.one_version,
+        options_.publisher.threads, options_.publisher.objects);
     disk_ = made.get();
     return made;
   }
@@ -117,7 +155,13 @@ class Resumer {
 
   Status Copy(const MappedCheckpoint& mapped, std::uint64_t version, store::Baseline& baseline) {
     base::ThreadPool pool(options_.publisher.threads);
-    SYNCLINE_TRY(baseline.Advance(version, mapped.Views(), {}, pool));
+    std::vector<tensor::TensorView> views = mapped.Views();
+    if (names_) {
+      std::erase_if(views, [&](const tensor::TensorView& view) {
+        return !std::ranges::binary_search(*names_, view.name);
+      });
+    }
+    SYNCLINE_TRY(baseline.Advance(version, views, {}, pool));
     return options_.cancel != nullptr ? options_.cancel->Check() : Status();
   }
 
@@ -127,6 +171,7 @@ class Resumer {
   std::string scratch_;
   std::string local_store_;
   ReplicaBaseline* disk_ = nullptr;
+  std::optional<std::span<const std::string>> names_;  // sorted; of a rank: what to load
 };
 
 }  // namespace

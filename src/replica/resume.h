@@ -36,7 +36,8 @@ struct ResumeOptions {
 //
 // For a copy in memory the newest version is read from its own directory if it is a full one in a
 // directory. Else it is pulled into the folder `resume` of the publisher's own, checked against the
-// hashes of the chain, loaded and removed again: there must be room for the whole model for that
+// hashes of the chain, loaded and removed again (by several ranks: by each, when it publishes first,
+// and of the tensors that it then publishes): there must be room for the whole model for that
 // time. Errors of the pull say which version is missing; a store of deltas on a checkpoint that is
 // not there needs `base`. kLocked while another publisher has the store open.
 base::Result<store::Publisher> ResumePublisher(base::FileSystem& files, const std::string& store,

@@ -85,6 +85,7 @@ class BorrowedBaseline final : public Baseline {
  public:
   explicit BorrowedBaseline(std::vector<TensorView> tensors) : tensors_(std::move(tensors)) {}
   std::span<const TensorView> tensors() const override { return tensors_; }
+  bool needs_bytes() const override { return false; }
   Status Advance(std::uint64_t, std::span<const TensorView>, std::span<const delta::ChangedLines>,
                  base::ThreadPool&) override {
     return {};

@@ -26,6 +26,8 @@ class Baseline {
   virtual base::Status Advance(std::uint64_t version, std::span<const tensor::TensorView> tensors,
                                std::span<const delta::ChangedLines> lines,
                                base::ThreadPool& pool) = 0;
+  // Does Advance look at the bytes of `tensors`?
+  virtual bool needs_bytes() const { return true; }
   // After a failed Advance: gets version `version` from elsewhere, if it can. False: it cannot, and
   // the next version has to be a full one.
   virtual base::Result<bool> Recover(std::uint64_t version, const base::CancelToken* cancel) {

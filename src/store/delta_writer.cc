@@ -76,8 +76,11 @@ class DeltaWriter {
     progress.Begin("encode", total);
     // The frames of a batch are held; an overwrite frame can be several times as large as its
     // tensor.
-    const std::uint64_t batch_bytes =
-        info_.encoding == delta::Encoding::kOverwrite ? kBatchBytes / 4 : kBatchBytes;
+    // What is loaded is held too.
+    std::uint64_t batch_bytes = kBatchBytes;
+    if (info_.encoding == delta::Encoding::kOverwrite) {
+      batch_bytes /= how_.loader == nullptr ? 4 : 8;
+    }
     for (std::size_t begin = 0; begin < new_.size();) {
       std::size_t end = begin;
       for (std::uint64_t bytes = 0; end < new_.size() && (end == begin || bytes < batch_bytes);) {
@@ -106,7 +109,9 @@ class DeltaWriter {
       const std::uint64_t bytes = new_[i].bytes.size();
       encoded[i - begin].pieces.resize((bytes + delta::kXorPieceBytes - 1) / delta::kXorPieceBytes);
       if (bytes == 0) continue;
-      if (bytes <= kFusedBytes || info_.encoding != delta::Encoding::kXor) {
+      // What is loaded is read once, so that frame and hash are of the same bytes.
+      if (bytes <= kFusedBytes || info_.encoding != delta::Encoding::kXor ||
+          how_.loader != nullptr) {
         tasks.push_back({Task::Kind::kEncodeAndHash, i, 0, bytes});
         continue;
       }
@@ -129,33 +134,42 @@ class DeltaWriter {
   Status RunTask(const Task& task, Encoded& encoded, base::Progress& progress) {
     const TensorView& old_view = old_[task.tensor];
     const TensorView& new_view = new_[task.tensor];
+    const base::Pool<std::vector<std::byte>>::Lease buffer(buffers_);
     if (task.kind == Task::Kind::kHash) {
       encoded.hash = tensor::HashHex(info_.checksum, new_view.bytes);
       return {};
     }
     if (info_.encoding == delta::Encoding::kOverwrite) {
-      auto frame = delta::EncodeOverwrite(old_view.bytes, new_view.bytes, new_view.dtype,
-                                          lines_[task.tensor]);
+      SYNCLINE_ASSIGN(const base::ByteSpan bytes,
+                      NewBytes(task.tensor, 0, new_view.bytes.size(), *buffer));
+      auto frame =
+          delta::EncodeOverwrite(old_view.bytes, bytes, new_view.dtype, lines_[task.tensor]);
       if (!frame) return Annotate(std::move(frame).error(), "tensor " + new_view.name);
       encoded.frame = std::move(frame->bytes);
       encoded.elements_changed = frame->changed_elements;
-      encoded.hash = tensor::HashHex(info_.checksum, new_view.bytes);
-      progress.Add(new_view.bytes.size());
+      encoded.hash = tensor::HashHex(info_.checksum, bytes);
+      progress.Add(bytes.size());
       return {};
     }
     const base::Pool<XorEncoder>::Lease encoder(encoders_);
     const auto hasher = tensor::MakeHasher(info_.checksum);
     for (std::uint64_t at = task.begin; at < task.end; at += delta::kXorPieceBytes) {
       const std::uint64_t size = std::min<std::uint64_t>(delta::kXorPieceBytes, task.end - at);
-      SYNCLINE_ASSIGN(
-          encoded.pieces[at / delta::kXorPieceBytes],
-          encoder->Encode(old_view.bytes.subspan(at, size), new_view.bytes.subspan(at, size), at,
-                          new_view.dtype, lines_[task.tensor]));
-      if (task.kind == Task::Kind::kEncodeAndHash) hasher->Update(new_view.bytes.subspan(at, size));
+      SYNCLINE_ASSIGN(const base::ByteSpan bytes, NewBytes(task.tensor, at, size, *buffer));
+      SYNCLINE_ASSIGN(encoded.pieces[at / delta::kXorPieceBytes],
+                      encoder->Encode(old_view.bytes.subspan(at, size), bytes, at, new_view.dtype,
+                                      lines_[task.tensor]));
+      if (task.kind == Task::Kind::kEncodeAndHash) hasher->Update(bytes);
       progress.Add(size);
     }
     if (task.kind == Task::Kind::kEncodeAndHash) encoded.hash = hasher->Hex();
     return {};
+  }
+
+  Result<base::ByteSpan> NewBytes(std::size_t tensor, std::uint64_t begin, std::uint64_t size,
+                                  std::vector<std::byte>& buffer) const {
+    if (how_.loader == nullptr) return new_[tensor].bytes.subspan(begin, size);
+    return how_.loader->Load(tensor, begin, size, buffer);
   }
 
   Status Collect(std::size_t index, Encoded& encoded) {
@@ -239,6 +253,7 @@ class DeltaWriter {
   const DeltaFiles& how_;
   std::vector<delta::ChangedLines>& lines_;
   base::Pool<XorEncoder> encoders_;
+  base::Pool<std::vector<std::byte>> buffers_;  // of what is loaded
   std::vector<Pending> pending_;
   std::uint64_t pending_bytes_ = 0;
   std::uint64_t pending_header_ = kHeaderReserve;  // no fewer bytes than their header will have

@@ -22,6 +22,7 @@ struct DeltaFiles {
                        // "<prefix>00000.safetensors" and so on, and there is no index; empty: the
                        // only writer
   bool durable = true;
+  const tensor::Loader* loader = nullptr;  // where the new tensors' bytes are not in memory
 };
 
 struct DeltaCounts {

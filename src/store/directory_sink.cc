@@ -134,9 +134,10 @@ Status MakeDirectoriesDurably(FileSystem& files, const std::string& path, bool d
 }
 
 Result<std::unique_ptr<Sink>> OpenDirectorySink(FileSystem& files, const std::string& store,
-                                                bool durable) {
+                                                bool durable, bool exclusive) {
   const std::string own = OwnDirectory(store);
   SYNCLINE_TRY(MakeDirectoriesDurably(files, own, durable));
+  if (!exclusive) return std::make_unique<DirectorySink>(files, store, durable, nullptr);
   auto lock = files.Lock(base::JoinPath(own, "publisher.lock"), base::LockMode::kExclusive, false);
   if (!lock) return Annotate(std::move(lock).error(), "another publisher is at work");
   SYNCLINE_TRY(files.RemoveAll(base::JoinPath(own, "staging")));

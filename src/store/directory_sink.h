@@ -13,9 +13,11 @@ std::string OwnDirectory(const std::string& store);
 
 // Makes the directory if it is missing and takes its publisher lock: kLocked if another publisher
 // has it. Removes what a publisher that died has staged. `files` must outlive the sink. `durable`:
-// what is committed is on the device.
+// what is committed is on the device. Not `exclusive`: for a rank that only looks, and writes where
+// the one with the lock tells it; the lock and staging are left alone.
 base::Result<std::unique_ptr<Sink>> OpenDirectorySink(base::FileSystem& files,
-                                                      const std::string& store, bool durable);
+                                                      const std::string& store, bool durable,
+                                                      bool exclusive);
 
 // Makes the directory and its parents, and syncs the names of those that it made if `durable`.
 base::Status MakeDirectoriesDurably(base::FileSystem& files, const std::string& path, bool durable);

@@ -12,6 +12,8 @@ using base::Status;
 
 constexpr std::uint64_t kMaxCompanionBytes = std::uint64_t{1} << 30;
 
+}  // namespace
+
 Status CopyCompanions(FileSystem& files, const std::string& from, const std::string& to,
                       bool durable, std::vector<std::string>& copied) {
   SYNCLINE_ASSIGN(const std::vector<std::string> names, files.List(from));
@@ -26,15 +28,14 @@ Status CopyCompanions(FileSystem& files, const std::string& from, const std::str
   return {};
 }
 
-}  // namespace
-
 Result<std::vector<std::string>> WriteFull(FileSystem& files, const std::string& directory,
                                            std::span<const tensor::TensorView> tensors,
                                            const std::string& companions_from, bool durable,
-                                           base::ThreadPool& pool, base::Progress& progress,
+                                           const tensor::Loader* loader, base::ThreadPool& pool,
+                                           base::Progress& progress,
                                            const base::CancelToken* cancel) {
-  SYNCLINE_TRY(checkpoint::WriteCheckpoint(files, directory, tensors, {.durable = durable}, pool,
-                                           progress, cancel));
+  SYNCLINE_TRY(checkpoint::WriteCheckpoint(
+      files, directory, tensors, {.durable = durable, .loader = loader}, pool, progress, cancel));
   SYNCLINE_ASSIGN(std::vector<std::string> written, files.List(directory));
   if (!companions_from.empty()) {
     SYNCLINE_TRY(CopyCompanions(files, companions_from, directory, durable, written));

@@ -15,9 +15,11 @@
 #include <chrono>
 
 #include "base/log.h"
+#include "checkpoint/reader.h"
 #include "store/delta_writer.h"
 #include "store/file_hash.h"
 #include "store/full_writer.h"
+#include "store/publisher_work.h"
 #include "store/tensor_set.h"
 
 namespace syncline::store {
@@ -43,25 +45,22 @@ std::uint64_t TotalBytes(const std::vector<ManifestFile>& files) {
 
 }  // namespace
 
-// One version in the making.
-struct Publisher::Work {
-  std::vector<TensorView> tensors;
-  bool full;
-  base::Progress& progress;
-  const base::CancelToken* cancel;
-  std::string directory;  // staging
-  std::vector<delta::ChangedLines> lines;
-  std::vector<std::string> written;  // files, relative to directory
-  std::uint64_t tensors_changed = 0;
-  Manifest manifest;
-  PublishReport report;
-};
+std::uint64_t DeltaBytes(const Manifest& manifest) {
+  std::uint64_t bytes = 0;
+  for (const ManifestFile& file : manifest.files) {
+    if (!file.name.starts_with(kFullCopyFolder)) bytes += file.bytes;
+  }
+  return bytes;
+}
 
 Result<Publisher> Publisher::Open(FileSystem& files, const std::string& store,
                                   std::unique_ptr<Baseline> baseline, bool based_at_zero,
                                   PublisherOptions options) {
+  // A wrong key is known before anything is made.
+  if (!options.signing_key.empty()) SYNCLINE_TRY(SigningKey::Read(files, options.signing_key));
   SYNCLINE_ASSIGN(auto sink, OpenSink(files, store,
                                       {.durable = options.durable,
+                                       .exclusive = options.ranks.rank == 0,
                                        .work_directory = options.work_directory,
                                        .objects = options.objects}));
   return Open(files, std::move(sink), std::move(baseline), based_at_zero, std::move(options));
@@ -84,12 +83,21 @@ Result<Publisher> Publisher::Open(FileSystem& files, std::unique_ptr<Sink> sink,
   publisher.run_ = DrawRun();
   if (newest) {
     publisher.TakeOver(*newest);
-    if (newest->manifest) {
+    if (newest->manifest && options.ranks.rank == 0) {
       SYNCLINE_TRY(
           publisher.sink_->PointTo({publisher.run_, newest->version, publisher.parent_}, nullptr));
     }
   } else if (based_at_zero) {
     publisher.last_version_ = 0;
+  }
+  if (options.ranks.world != 1 || options.ranks.rank != 0) {
+    const std::string local = publisher.sink_->local_path();
+    if (local.empty()) {
+      return Fail(Code::kInvalidArgument,
+                  publisher.sink_->url() + ": several ranks can publish to a directory only");
+    }
+    SYNCLINE_ASSIGN(publisher.group_,
+                    RankGroup::Open(files, OwnDirectory(local), options.ranks, options.durable));
   }
   publisher.baseline_ = std::move(baseline);
   publisher.options_ = std::move(options);
@@ -104,7 +112,9 @@ void Publisher::TakeOver(const NewestVersion& newest) {
   if (!newest.manifest) return;
   run_ = newest.manifest->manifest.run;
   parent_ = newest.manifest->identity;
-  chain_bytes_ = newest.manifest->manifest.chain_bytes;
+  const Manifest& manifest = newest.manifest->manifest;
+  chain_bytes_ = manifest.chain_bytes;
+  last_totals_ = {manifest.tensors_total, manifest.elements, manifest.full_bytes};
 }
 
 Status Publisher::Settle(const base::CancelToken* cancel) {
@@ -122,6 +132,11 @@ Status Publisher::Settle(const base::CancelToken* cancel) {
     unsure_.reset();
   }
   if (!stale_) return {};
+  if (group_) {  // each rank loads its tensors when a delta needs them
+    held_.reset();
+    stale_ = false;
+    return {};
+  }
   SYNCLINE_ASSIGN(const bool recovered, baseline_->Recover(*last_version_, cancel));
   stale_ = !recovered;
   if (stale_) {
@@ -155,8 +170,8 @@ Status Publisher::WriteFiles(Work& work) {
   if (work.full) {
     SYNCLINE_ASSIGN(work.written,
                     WriteFull(*files_, work.directory, work.tensors, options_.companions_from,
-                              options_.durable, *pool_, work.progress, work.cancel));
-    SYNCLINE_ASSIGN(manifest.tensors, HashTensors(work.tensors, *pool_, work.cancel));
+                              options_.durable, work.loader, *pool_, work.progress, work.cancel));
+    SYNCLINE_ASSIGN(manifest.tensors, HashFull(work));
     manifest.elements_changed = manifest.elements;
     return HashFiles(work);
   }
@@ -165,8 +180,8 @@ Status Publisher::WriteFiles(Work& work) {
                        .encoding = options_.encoding};
   SYNCLINE_ASSIGN(DeltaCounts counts,
                   WriteDelta(*files_, work.directory, baseline_->tensors(), work.tensors, info,
-                             {.prefix = {}, .durable = options_.durable}, work.lines, *pool_,
-                             work.progress, work.cancel));
+                             {.prefix = {}, .durable = options_.durable, .loader = work.loader},
+                             work.lines, *pool_, work.progress, work.cancel));
   manifest.tensors = std::move(counts.tensors);
   manifest.elements_changed = counts.elements_changed;
   work.written = std::move(counts.files);
@@ -178,12 +193,20 @@ Status Publisher::WriteFiles(Work& work) {
   return dear ? WriteFullCopy(work) : Status();
 }
 
+// Of a full version: what is read from files is hashed as it was written, whatever became of the
+// files since.
+Result<std::vector<ManifestTensor>> Publisher::HashFull(Work& work) {
+  if (work.loader == nullptr) return HashTensors(work.tensors, nullptr, *pool_, work.cancel);
+  SYNCLINE_ASSIGN(const auto written, checkpoint::CheckpointReader::Open(*files_, work.directory));
+  return HashTensors(written.Views(), &written, *pool_, work.cancel);
+}
+
 Status Publisher::WriteFullCopy(Work& work) {
   const std::string directory = base::JoinPath(work.directory, kFullCopyFolder);
   SYNCLINE_TRY(files_->MakeDirectories(directory));
   SYNCLINE_ASSIGN(std::vector<std::string> names,
                   WriteFull(*files_, directory, work.tensors, options_.companions_from,
-                            options_.durable, *pool_, work.progress, work.cancel));
+                            options_.durable, work.loader, *pool_, work.progress, work.cancel));
   work.written.clear();
   for (const std::string& name : names) {
     work.written.push_back(base::JoinPath(kFullCopyFolder, name));
@@ -231,6 +254,7 @@ Status Publisher::Commit(Work& work) {
   holds_versions_ = true;
   parent_ = latest.identity;
   chain_bytes_ = work.manifest.chain_bytes;
+  last_totals_ = {work.manifest.tensors_total, work.manifest.elements, work.manifest.full_bytes};
   work.report.identity = latest.identity;
   work.report.bytes =
       TotalBytes(work.manifest.files) + staged.manifest_text.size() + staged.signature_text.size();
@@ -238,11 +262,16 @@ Status Publisher::Commit(Work& work) {
   if (Status pointed = sink_->PointTo(latest, work.cancel); after) after = std::move(pointed);
   Status moved = baseline_->Advance(version, work.tensors, work.lines, *pool_);
   stale_ = !moved;
+  held_ = moved ? std::optional(version) : std::nullopt;
   if (after) after = std::move(moved);
   if (!after) {
     return Annotate(std::move(after).error(),
                     fmt::format("version {} stands, but what follows its commit failed", version));
   }
+  return CallAfter(version);
+}
+
+Status Publisher::CallAfter(std::uint64_t version) const {
   if (!options_.after_publish) return {};
   Status called = options_.after_publish(version, sink_->VersionUrl(version));
   if (called) return {};
@@ -251,41 +280,63 @@ Status Publisher::Commit(Work& work) {
       fmt::format("version {} stands, but what was to be done after it failed", version));
 }
 
-Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
-                                         std::vector<TensorView> tensors, bool full,
-                                         base::Progress& progress,
-                                         const base::CancelToken* cancel) {
-  const auto begin = std::chrono::steady_clock::now();
-  SYNCLINE_TRY(Settle(cancel));
-  SYNCLINE_TRY(OrderTensors(tensors, *pool_, cancel));
-  full = full || stale_ || baseline_->tensors().empty();
-  SYNCLINE_ASSIGN(const std::uint64_t version, ChooseVersion(asked, full));
-  if (!full) SYNCLINE_TRY(CheckSameTensors(baseline_->tensors(), tensors, *last_version_));
-  SYNCLINE_ASSIGN(const TensorTotals totals, Total(tensors));
-
-  Work work{.tensors = std::move(tensors), .full = full, .progress = progress, .cancel = cancel};
+void Publisher::StartManifest(Work& work, std::uint64_t version) {
   work.manifest = {.run = run_,
                    .version = version,
-                   .base_version = full ? std::nullopt : last_version_,
+                   .base_version = work.full ? std::nullopt : last_version_,
                    .parent = parent_,
-                   .created_ns = NowNs(),
-                   .tensors_total = work.tensors.size(),
-                   .elements = totals.elements,
-                   .full_bytes = totals.bytes};
+                   .created_ns = NowNs()};
+}
+
+PublishReport Publisher::Report(Work& work) const {
+  const Manifest& manifest = work.manifest;
+  PublishReport& report = work.report;
+  report.version = manifest.version;
+  report.url = sink_->VersionUrl(manifest.version);
+  report.base_version = manifest.base_version;
+  report.tensors = manifest.tensors_total;
+  report.tensors_changed = manifest.tensors.size();
+  report.elements = manifest.elements;
+  report.elements_changed = manifest.elements_changed;
+  report.full_bytes = manifest.full_bytes;
+  report.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - work.begin).count();
+  return std::move(report);
+}
+
+Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
+                                         std::vector<TensorView> tensors, bool full,
+                                         base::Progress& progress, const base::CancelToken* cancel,
+                                         const tensor::Loader* loader) {
+  Work work{.asked = asked,
+            .tensors = std::move(tensors),
+            .full = full,
+            .progress = progress,
+            .cancel = cancel,
+            .loader = loader};
+  if (loader != nullptr && (group_ || baseline_->needs_bytes() ||
+                            !std::ranges::is_sorted(work.tensors, {}, &TensorView::name))) {
+    return Fail(Code::kInvalidArgument,
+                "tensors of files can be published by a single rank without a baseline in memory, "
+                "by name");
+  }
+  if (group_) return group_->leads() ? Lead(std::move(work), asked) : Follow(std::move(work));
+  SYNCLINE_TRY(Settle(cancel));
+  SYNCLINE_TRY(OrderTensors(work.tensors, *pool_, cancel));
+  work.full = full || stale_ || baseline_->tensors().empty();
+  SYNCLINE_ASSIGN(const std::uint64_t version, ChooseVersion(asked, work.full));
+  if (!work.full) {
+    SYNCLINE_TRY(CheckSameTensors(baseline_->tensors(), work.tensors, *last_version_));
+  }
+  SYNCLINE_ASSIGN(const TensorTotals totals, Total(work.tensors));
+  StartManifest(work, version);
+  work.manifest.tensors_total = work.tensors.size();
+  work.manifest.elements = totals.elements;
+  work.manifest.full_bytes = totals.bytes;
   SYNCLINE_ASSIGN(work.directory, sink_->Stage(version));
   SYNCLINE_TRY(WriteFiles(work));
   SYNCLINE_TRY(Commit(work));
-  PublishReport& report = work.report;
-  report.version = version;
-  report.url = sink_->VersionUrl(version);
-  report.base_version = work.manifest.base_version;
-  report.tensors = work.manifest.tensors_total;
-  report.tensors_changed = work.manifest.tensors.size();
-  report.elements = totals.elements;
-  report.elements_changed = work.manifest.elements_changed;
-  report.full_bytes = totals.bytes;
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return std::move(report);
+  return Report(work);
 }
 
 }  // namespace syncline::store

@@ -12,7 +12,7 @@ base::Result<std::unique_ptr<Sink>> OpenSink(base::FileSystem& files, const std:
   SYNCLINE_ASSIGN(std::unique_ptr<objects::ObjectStore> objects,
                   objects::Open(files, store, options.objects));
   if (!objects->local_path().empty()) {
-    return OpenDirectorySink(files, objects->local_path(), options.durable);
+    return OpenDirectorySink(files, objects->local_path(), options.durable, options.exclusive);
   }
   return OpenObjectSink(files, std::move(objects), options.work_directory);
 }

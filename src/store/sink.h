@@ -70,6 +70,7 @@ class Sink {
 
 struct SinkOptions {
   bool durable = true;         // of a directory: see OpenDirectorySink
+  bool exclusive = true;       // likewise
   std::string work_directory;  // of others: see OpenObjectSink
   objects::Settings objects;
 };

@@ -19,6 +19,8 @@ using base::Result;
 using base::Status;
 using tensor::TensorView;
 
+constexpr std::uint64_t kLoadBytes = 1 << 20;
+
 Status CheckSize(const TensorView& view) {
   Result<std::uint64_t> bytes = tensor::ByteCount(view.dtype, view.shape);
   if (!bytes) {
@@ -106,6 +108,7 @@ Result<TensorTotals> Total(std::span<const TensorView> tensors) {
 }
 
 Result<std::vector<ManifestTensor>> HashTensors(std::span<const TensorView> tensors,
+                                                const tensor::Loader* loader,
                                                 base::ThreadPool& pool,
                                                 const base::CancelToken* cancel) {
   std::vector<ManifestTensor> hashed;
@@ -119,7 +122,19 @@ Result<std::vector<ManifestTensor>> HashTensors(std::span<const TensorView> tens
   SYNCLINE_TRY(pool.ParallelFor(
       order.size(),
       [&](std::size_t i) -> Status {
-        hashed[order[i]].hash = tensor::HashHex(tensor::HashKind::kXxh3, tensors[order[i]].bytes);
+        const TensorView& view = tensors[order[i]];
+        if (loader == nullptr) {
+          hashed[order[i]].hash = tensor::HashHex(tensor::HashKind::kXxh3, view.bytes);
+          return {};
+        }
+        const auto hasher = tensor::MakeHasher(tensor::HashKind::kXxh3);
+        std::vector<std::byte> buffer;
+        for (std::uint64_t at = 0; at < view.bytes.size(); at += kLoadBytes) {
+          const std::uint64_t size = std::min<std::uint64_t>(kLoadBytes, view.bytes.size() - at);
+          SYNCLINE_ASSIGN(const base::ByteSpan bytes, loader->Load(order[i], at, size, buffer));
+          hasher->Update(bytes);
+        }
+        hashed[order[i]].hash = hasher->Hex();
         return {};
       },
       cancel));

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "store/manifest.h"
+#include "tensor/loader.h"
 #include "tensor/view.h"
 
 namespace syncline::store {
@@ -30,8 +31,9 @@ struct TensorTotals {
 };
 base::Result<TensorTotals> Total(std::span<const tensor::TensorView> tensors);
 
-// With the hash of each; one tensor a thread, large ones first.
+// With the hash of each; `loader`: where their bytes are not in memory. One tensor a thread, large ones first.
 base::Result<std::vector<ManifestTensor>> HashTensors(std::span<const tensor::TensorView> tensors,
+                                                      const tensor::Loader* loader,
                                                       base::ThreadPool& pool,
                                                       const base::CancelToken* cancel);
 

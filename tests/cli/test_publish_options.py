@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import Cli, Exit, changed, random_tensors
+from harness import BINARY, Cli, Exit, changed, random_tensors
 from safetensors_files import Tensor, read_checkpoint, write_checkpoint
 
 
@@ -104,3 +106,73 @@ def test_the_pointer_names_the_newest_version(cli: Cli, store: Path, steps: Iter
         assert latest["identity"] == report["identity"]
         manifest = store / f"weight_v{version:06}" / "syncline.manifest.json"
         assert latest["run"] == json.loads(manifest.read_text())["run"]
+
+
+# The second read of the file at an offset beyond its header finds it cut to a half.
+CUT = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static ssize_t read_at(int fd, void *into, size_t size, off64_t offset) {
+  static ssize_t (*real)(int, void *, size_t, off64_t);
+  static int reads;
+  char link[64], path[4096];
+  if (!real) real = dlsym(RTLD_NEXT, "pread64");
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  ssize_t length = readlink(link, path, sizeof path - 1);
+  if (length > 0 && offset > 4096) {
+    path[length] = 0;
+    struct stat info;
+    if (!strcmp(path, getenv("CUT_FILE")) && ++reads == 2 && !stat(path, &info)) {
+      if (truncate(path, info.st_size / 2)) abort();
+    }
+  }
+  return real(fd, into, size, offset);
+}
+ssize_t pread(int fd, void *into, size_t size, off_t offset) {
+  return read_at(fd, into, size, offset);
+}
+ssize_t pread64(int fd, void *into, size_t size, off64_t offset) {
+  return read_at(fd, into, size, offset);
+}
+"""
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+@pytest.mark.parametrize("full", [False, True])
+def test_an_input_that_is_cut_is_an_error(
+    cli: Cli, store: Path, replica: Path, rng, tmp_path: Path, encoding: str, full: bool
+) -> None:
+    """Another process cuts a file after its header was read, which is a moment of its own choosing."""
+    size = 40 << 20
+    old = {f"t{i}": Tensor("U8", (size,), np.zeros(size, np.uint8)) for i in range(2)}
+    new = {name: Tensor("U8", (size,), rng.integers(0, 256, size, np.uint8)) for name in old}
+    write_checkpoint(tmp_path / "old", old)
+    write_checkpoint(tmp_path / "new", new)
+    cli.ok("publish", tmp_path / "old", "--to", store, "--encoding", encoding)
+    shard = tmp_path / "new" / "model.safetensors"
+    whole = shard.stat().st_size
+    library = tmp_path / "cut.so"
+    source = tmp_path / "cut.c"
+    source.write_text(CUT)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    options = ["--full"] if full else ["--encoding", encoding]
+    done = subprocess.run(
+        [BINARY, "publish", tmp_path / "new", "--to", store, "--threads", "1", *options],
+        env={**os.environ, "LD_PRELOAD": str(library), "CUT_FILE": str(shard)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == Exit.CORRUPT, done.stderr
+    assert f"{shard} is truncated: expected {whole} bytes, found {whole // 2}" in done.stderr
+    assert len(cli.ok("log", store)["versions"]) == 1
+    write_checkpoint(tmp_path / "new", new)
+    cli.ok("publish", tmp_path / "new", "--to", store, *options)
+    cli.ok("pull", "--from", store, "--into", replica)
+    assert read_checkpoint(replica) == new

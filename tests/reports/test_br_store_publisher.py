@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -90,3 +91,82 @@ def test_br_07_a_publish_that_fails_leaves_the_baseline(rng, store: Path, replic
         assert (report.kind, report.tensors_changed) == ("delta", 2)
     syncline.pull(store, replica)
     assert holds(replica, step(lost, 2))
+
+
+class Mount:
+    """One host's view of an object store that is mounted as a directory.
+
+    What this host writes is seen by the others after flush(), what they wrote by this one after
+    refresh(). Renames and removals travel likewise.
+    """
+
+    lock = threading.Lock()
+
+    def __init__(self, shared: Path, view: Path) -> None:
+        self.shared, self.view = shared, view
+        self.known: dict[str, bytes] = {}
+        for path in (shared, view):
+            path.mkdir(exist_ok=True)
+
+    @staticmethod
+    def files(root: Path) -> dict[str, bytes]:
+        found = {}
+        for path in root.rglob("*"):
+            if path.is_file() and path.suffix not in (".lock", ".tmp"):
+                try:
+                    found[path.relative_to(root).as_posix()] = path.read_bytes()
+                except FileNotFoundError:
+                    continue
+        return found
+
+    def carry(self, source: Path, target: Path) -> None:
+        with self.lock:
+            now = self.files(source)
+            for name, data in now.items():
+                if self.known.get(name) != data:
+                    (target / name).parent.mkdir(parents=True, exist_ok=True)
+                    (target / name).with_name((target / name).name + ".tmp").write_bytes(data)
+                    (target / name).with_name((target / name).name + ".tmp").rename(target / name)
+            for name in self.known.keys() - now.keys():
+                (target / name).unlink(missing_ok=True)
+            self.known = now
+
+    def flush(self) -> None:
+        self.carry(self.view, self.shared)
+
+    def refresh(self) -> None:
+        self.carry(self.shared, self.view)
+
+
+def test_br_03_ranks_without_a_shared_view_publish_together(rng, replica: Path, tmp_path) -> None:
+    """(4) Each rank sees what the other wrote only after its hooks ran; both shards arrive."""
+    shared = tmp_path / "shared"
+    models = [{f"r{rank}": rng.random((60, 20), np.float32)} for rank in range(2)]
+    failed: list[str] = []
+
+    def trainer(rank: int) -> None:
+        mount = Mount(shared, tmp_path / f"host{rank}")
+        with syncline.Publisher(
+            mount.view,
+            rank=rank,
+            world=2,
+            timeout=60,
+            flush=mount.flush,
+            refresh=mount.refresh,
+            after_publish=lambda version, url: mount.flush(),
+        ) as publisher:
+            try:
+                for number in range(3):
+                    models[rank][f"r{rank}"][number] += 1
+                    publisher.publish(None, models[rank])
+            except syncline.Error as error:
+                failed.append(f"rank {rank}: {error}")
+
+    threads = [threading.Thread(target=trainer, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    syncline.pull(shared, replica)
+    assert holds(replica, {**models[0], **models[1]})

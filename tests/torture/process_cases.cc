@@ -63,8 +63,7 @@ Status CheckRecovery(World& world, std::optional<std::uint64_t> held, bool needs
   SYNCLINE_TRY(world.ExpectHonest());
   const auto report = world.Pull(world.machine(), std::nullopt);
   if (!report) return Wrong("the pull after it: " + Told(report));
-  if (needs_none && world.settings().journal && report->seeded &&
-      !world.NeedsSeed(held, world.newest())) {
+  if (needs_none && report->seeded && !world.NeedsSeed(held, world.newest())) {
     return Wrong("seeded again");
   }
   return world.ExpectAt(world.newest());

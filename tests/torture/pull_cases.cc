@@ -19,7 +19,7 @@ using base::Status;
 struct Story {
   World& world;
   std::optional<std::uint64_t> held;
-  bool lost = false;   // the replica has lost its version, as it may without a journal
+  bool unproven = false;  // after a power cut a marker means little until the next pull
   bool doubt = false;  // what was read of the replica looked damaged: a seed is an answer to that
 };
 
@@ -37,10 +37,15 @@ Result<Counts> CountPull(World& world, std::uint64_t target) {
 // `before`: the marker before the pull.
 Status CheckReport(const Story& story, const std::optional<std::uint64_t>& before,
                    const replica::PullReport& report, std::uint64_t target) {
+  story.world.Say(fmt::format("from {}, recovered {}, seeded {} from {}, applied {}, repaired {}",
+                              report.from_version ? int(*report.from_version) : -1,
+                              report.recovered, report.seeded,
+                              report.seeded_from ? int(*report.seeded_from) : -1,
+                              report.applied.size(), report.tensors_repaired));
   if (report.version != target) {
     return Wrong(fmt::format("a pull to {} reports version {}", target, report.version));
   }
-  if (report.seeded && !story.lost && !story.doubt && !story.world.NeedsSeed(story.held, target)) {
+  if (report.seeded && !story.doubt && !story.world.NeedsSeed(story.held, target)) {
     return Wrong(fmt::format("a pull to {} seeded again", target));
   }
   if (!before && story.held && !report.recovered && !report.seeded) {
@@ -51,14 +56,14 @@ Status CheckReport(const Story& story, const std::optional<std::uint64_t>& befor
 
 // The replica after a run that failed; `whole`: it must be at some version.
 Status CheckFailed(const Story& story, std::uint64_t target, bool whole) {
-  SYNCLINE_TRY(story.world.ExpectHonest());
+  if (!story.unproven) SYNCLINE_TRY(story.world.ExpectHonest());
   SYNCLINE_ASSIGN(const auto marker, story.world.Marker());
   if (!marker) {
-    if (whole && story.held) return Wrong("after an error no version is held");
+    const bool swapped = story.world.NeedsSeed(story.held, target);
+    if (whole && story.held && !swapped) return Wrong("after an error no version is held");
     return {};
   }
-  const std::uint64_t oldest = story.lost ? 0 : story.held.value_or(0);
-  if (*marker < oldest || *marker > target) {
+  if (*marker < story.held.value_or(0) || *marker > target) {
     return Wrong(fmt::format("after an error the marker says {}", *marker));
   }
   return {};
@@ -82,8 +87,8 @@ Status PlayFault(Story& story, std::uint64_t target, Fault fault) {
     SYNCLINE_TRY(CheckFailed(story, target, false));
   }
   story.doubt = false;
+  story.unproven = fault == Fault::kPower || (story.unproven && !report);
   SYNCLINE_TRY(disturbed.Finish());
-  if (!world.settings().journal && (disturbed.died() || lasting)) story.lost = true;
   return {};
 }
 
@@ -138,7 +143,6 @@ Status PlaySweep(const Settings& settings, Dice& dice) {
       files.KillAt(at, dice.Below(5000));
       const auto killed = world.Pull(files, 1);
       world.Say(fmt::format("killed at {} of {}: {}", at, counts.operations, Told(killed)));
-      story.lost = !settings.journal;
     }
     SYNCLINE_TRY(world.ExpectHonest());
     SYNCLINE_ASSIGN(const auto left, world.Marker());

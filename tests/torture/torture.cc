@@ -2,6 +2,7 @@
 //
 //   torture [--cases N] [--seed S]     N cases, each of a kind chosen by chance
 //           [--kind PART]              only kinds whose name contains PART
+//           [--strict]                 weaknesses that are known and open are failures, too
 //   torture --case SEED [--verbose]    one case again
 //
 // The last line is "N passed, N failed"; the exit status is 0 if nothing failed.
@@ -132,7 +133,8 @@ class Run {
     if (status) return;
     ++failed_;
     ++tally.failed;
-    const std::string filter = options_.kind.empty() ? "" : " --kind " + options_.kind;
+    std::string filter = options_.kind.empty() ? "" : " --kind " + options_.kind;
+    if (options_.settings.strict) filter += " --strict";
     fmt::print("FAILED {}: {}\n  again: {} --case {}{} --verbose\n", kind.name,
                status.error().message, program_, seed, filter);
     std::fflush(stdout);
@@ -161,8 +163,7 @@ int main(int count, char** arguments) {
   app.add_option("--case", options.one, "Plays the one case of this seed");
   app.add_option("--kind", options.kind, "Only kinds of cases with this in their name");
   app.add_option("--syncline", options.settings.binary, "The command under test");
-  app.add_flag("--journal,!--no-journal", options.settings.journal,
-               "Is a seed after a kill a failure?");
+  app.add_flag("--strict", options.settings.strict, "Fails for weaknesses that are known, too");
   app.add_flag("--list", options.list, "Lists the kinds of cases");
   app.add_flag("--verbose", options.settings.verbose, "Tells each story");
   CLI11_PARSE(app, count, arguments);

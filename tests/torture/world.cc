@@ -80,6 +80,7 @@ Status World::Prepare(FileSystem& files, std::optional<std::uint64_t> held) {
   if (!held) return {};
   SYNCLINE_ASSIGN(const replica::PullReport report, Pull(files, held));
   if (report.version != *held) return Wrong("the first pull went elsewhere");
+  SYNCLINE_TRY(files.SyncDirectory(root_));
   return ExpectAt(*held);
 }
 
@@ -88,6 +89,7 @@ Status World::LoseForeignManifests() {
   if (has_manifests_) return {};
   for (std::uint64_t version = seed_.empty() ? 0 : 1; version <= newest(); ++version) {
     SYNCLINE_TRY(machine().RemoveAll(base::JoinPath(VersionPath(version), store::kManifestName)));
+    SYNCLINE_TRY(machine().SyncDirectory(VersionPath(version)));
   }
   return machine().RemoveAll(base::JoinPath(store_, "syncline.latest.json"));
 }
@@ -171,6 +173,7 @@ Status World::CutPower() {
   power_ = std::make_unique<base::PowerLossFileSystem>(FileSystem::Posix(), root_);
   ++boots_;
   Say(fmt::format("the power was cut (seed {})", seed));
+  SayFiles(replica_ + "/.weight_sync");
   return {};
 }
 
@@ -230,6 +233,15 @@ Status World::ExpectHonest() const {
   if (!marker) return {};
   if (*marker > newest()) return Wrong(fmt::format("the marker says {}", *marker));
   return ExpectBytes(replica_, *marker);
+}
+
+void World::SayFiles(const std::string& folder) const {
+  if (!settings_.verbose) return;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder, ignored)) {
+    const auto size = entry.is_regular_file() ? entry.file_size() : 0;
+    Say(fmt::format("  {} {}", entry.path().string().substr(folder.size()), size));
+  }
 }
 
 void World::Say(const std::string& text) const {

@@ -21,8 +21,9 @@
 namespace syncline::torture {
 
 struct Settings {
-  std::string binary;   // of the command `syncline`
-  bool journal = true;  // a pull that was killed needs no seed afterwards
+  std::string binary;  // of the command `syncline`
+  // Also fails where a weakness is known and open; each such place is marked "open:".
+  bool strict = false;
   bool verbose = false;
 };
 
@@ -46,6 +47,7 @@ class World {
   const Model& model() const { return model_; }
   // The host's files. Another object after each CutPower.
   base::FileSystem& machine();
+  std::uint64_t boots() const { return boots_; }
   bool has_power() const { return power_ != nullptr; }
   const std::string& root() const { return root_; }
   const std::string& store() const { return store_; }
@@ -94,6 +96,7 @@ class World {
   base::Status ExpectHonest() const;
 
   void Say(const std::string& text) const;  // a line of the story, if verbose
+  void SayFiles(const std::string& folder) const;
 
  private:
   base::Status Prepare(base::FileSystem& files, std::optional<std::uint64_t> held);
