@@ -159,7 +159,9 @@ def test_a_second_publisher(
         with package.Publisher(bucket.url, work_directory=tmp_path / "host2") as second:
             first.publish(None, open_step(1))
             before = bucket.content()
-            with pytest.raises(package.AlreadyExistsError, match="weight_v000001"):
+            with pytest.raises(
+                package.AlreadyExistsError, match="another publisher made version 1"
+            ):
                 second.publish(None, open_step(3))
             assert bucket.content() == before
         package.pull(bucket.url, replica)
