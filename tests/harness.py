@@ -33,6 +33,12 @@ class Exit(IntEnum):
     CHECKSUM_MISMATCH = 6
     INCOMPATIBLE = 7
     OUT_OF_ORDER = 8
+    LOCKED = 9
+    IO = 10
+    NO_SPACE = 11
+    PERMISSION_DENIED = 12
+    TIMEOUT = 13
+    UNAVAILABLE = 14
     LIMIT_EXCEEDED = 15
 
 

@@ -89,12 +89,11 @@ void Raise(const base::Error& error) {
   throw nb::python_error();
 }
 
-void RunInterruptibly(const std::function<void(const base::CancelToken&)>& work) {
-  base::CancelToken cancel;
+void RunInterruptibly(base::CancelToken& cancel, const std::function<void()>& work) {
   std::exception_ptr raised;
   std::exception_ptr thrown;
   try {
-    Worker worker([&] { work(cancel); });
+    Worker worker(work);
     raised = Await(worker, cancel);
     thrown = worker.thrown();
   } catch (const std::system_error& error) {

@@ -30,6 +30,7 @@ NB_MODULE(_core, module) {
   module.def("error_table", &syncline::python::ErrorTable);
   syncline::python::BindArrays(module);
   syncline::python::BindCheckpoint(module);
+  syncline::python::BindReading(module);
   syncline::python::BindPublisher(module);
   syncline::python::BindReplica(module);
 }

@@ -16,6 +16,7 @@
 
 #include "bindings.h"
 #include "call.h"
+#include "reading.h"
 #include "replica/resume.h"
 #include "tensor/dtype.h"
 
@@ -129,7 +130,7 @@ class Publisher {
             double full_copy_ratio, const std::string& baseline,
             const nb::bytes& baseline_directory, const nb::bytes& work_directory,
             std::uint64_t rank, std::uint64_t world, double timeout, const nb::object& flush,
-            const nb::object& refresh) {
+            const nb::object& refresh, const Connection& connection) {
     const auto known = delta::FindEncoding(encoding);
     if (!known) {
       Raise({Code::kInvalidArgument,
@@ -155,7 +156,8 @@ class Publisher {
                                                               .flush = Hook(flush),
                                                               .refresh = Hook(refresh)},
                                                     .threads = threads,
-                                                    .work_directory = ToPath(work_directory)}};
+                                                    .work_directory = ToPath(work_directory),
+                                                    .objects = connection.settings}};
     publisher_ = Call([&](const CancelToken& cancel) -> Result<std::unique_ptr<store::Publisher>> {
       options.cancel = &cancel;
       std::string& companions = options.publisher.companions_from;
@@ -225,12 +227,12 @@ void BindPublisher(nb::module_& module) {
       .def(nb::init<const nb::bytes&, const std::string&, const nb::bytes&, const nb::bytes&,
                     std::size_t, bool, const nb::bytes&, double, const std::string&,
                     const nb::bytes&, const nb::bytes&, std::uint64_t, std::uint64_t, double,
-                    const nb::object&, const nb::object&>(),
+                    const nb::object&, const nb::object&, const Connection&>(),
            nb::arg("store"), nb::arg("encoding"), nb::arg("base"), nb::arg("files"),
            nb::arg("threads"), nb::arg("durable"), nb::arg("signing_key"),
            nb::arg("full_copy_ratio"), nb::arg("baseline"), nb::arg("baseline_directory"),
            nb::arg("work_directory"), nb::arg("rank"), nb::arg("world"), nb::arg("timeout"),
-           nb::arg("flush").none(), nb::arg("refresh").none())
+           nb::arg("flush").none(), nb::arg("refresh").none(), nb::arg("connection"))
       .def("publish", &Publisher::Publish, nb::arg("version").none(), nb::arg("tensors"),
            nb::arg("full"))
       .def_prop_ro("version", &Publisher::last_version)

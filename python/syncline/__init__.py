@@ -8,7 +8,8 @@ checkpoint:
 
     syncline.pull("/shared/weights", "/local/model")
 
-An engine serves the model and takes each version while it generates:
+A store may also be in a bucket ("s3://bucket/prefix"), and be read from a web server
+("https://host/weights"). An engine serves the model and takes each version while it generates:
 
     with syncline.Engine("/models/base") as engine:
         engine.update("/shared/weights", "/local/model", version)
@@ -22,8 +23,17 @@ from ._client import Client, UpdateReport
 from ._core import __version__
 from ._engine import Engine
 from ._publisher import Publisher
-from ._replica import log, pull, verify
-from ._reports import PublishReport, PullReport, VerifyReport, VersionInfo
+from ._pulling import Pulling
+from ._reading import Connection
+from ._replica import changes, log, pull, undo, verify
+from ._reports import (
+    ChangeSummary,
+    PublishReport,
+    PullReport,
+    UndoReport,
+    VerifyReport,
+    VersionInfo,
+)
 from .errors import (
     AlreadyExistsError,
     CancelledError,
@@ -47,9 +57,11 @@ from .errors import (
 __all__ = [
     "AlreadyExistsError",
     "CancelledError",
+    "ChangeSummary",
     "Checkpoint",
     "ChecksumMismatchError",
     "Client",
+    "Connection",
     "CorruptError",
     "Engine",
     "Error",
@@ -66,15 +78,19 @@ __all__ = [
     "PublishReport",
     "Publisher",
     "PullReport",
+    "Pulling",
     "TensorView",
     "TimedOutError",
     "UnavailableError",
+    "UndoReport",
     "UpdateReport",
     "VerifyReport",
     "VersionInfo",
     "__version__",
+    "changes",
     "log",
     "open_checkpoint",
     "pull",
+    "undo",
     "verify",
 ]

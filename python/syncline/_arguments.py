@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
+import re
 from typing import SupportsIndex, Union
 
 from .errors import InvalidArgumentError
 
 StrPath = Union[str, "os.PathLike[str]"]
 
+_BROKEN_URL = re.compile(r"(https?|s3|file):/(?!/)", re.IGNORECASE)
 _MAX_VERSION = 2**64 - 1
 _MAX_THREADS = 1024
 _MAX_RANKS = 10**5
@@ -31,6 +34,33 @@ def path_bytes(name: str, path: StrPath) -> bytes:
 def optional_path(name: str, path: StrPath | None) -> bytes:
     """Like path_bytes; empty for None."""
     return b"" if path is None else path_bytes(name, path)
+
+
+def store_bytes(name: str, store: StrPath) -> bytes:
+    """Like path_bytes, for a path or a URL.
+
+    Raises:
+        InvalidArgumentError: also for a URL that went through pathlib, which makes s3:/ of s3://.
+    """
+    if not isinstance(store, (str, bytes)) and _BROKEN_URL.match(os.fsdecode(store)):
+        raise InvalidArgumentError(
+            f"{name}: {store!r} is a URL that lost a slash; pass it as a str, not as a path"
+        )
+    return path_bytes(name, store)
+
+
+def optional_store(name: str, store: StrPath | None) -> bytes:
+    """Like store_bytes; empty for None."""
+    return b"" if store is None else store_bytes(name, store)
+
+
+def seconds(name: str, value: float, *, zero: bool = True) -> float:
+    """A time. Raises InvalidArgumentError if it is negative or no number, or 0 where that is none."""
+    number = float(value)
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+        least = "0 or more" if zero else "more than 0"
+        raise InvalidArgumentError(f"{name}={value!r}: expected a number of seconds, {least}")
+    return number
 
 
 def version_number(version: SupportsIndex | None) -> int | None:

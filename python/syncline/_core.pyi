@@ -1,8 +1,8 @@
 """The C++ side (python/src). Private. Paths are bytes, an empty one is none; threads 0 is one for
 each processor; a report is the keyword arguments of its class in _reports.py.
 
-All but the small accessors release the GIL, raise what a signal handler raises, and otherwise the
-exceptions of errors.py.
+All but the small accessors release the GIL, raise what a signal handler raises or a hook does, and
+otherwise the exceptions of errors.py.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,60 @@ def read_dlpack(source: object) -> tuple[int, int, int, Any]:
     None if that is not the host's, or there is no such integer.
     """
 
+class Connection:
+    """How servers are spoken to. Empty strings: from the environment."""
+
+    def __init__(
+        self,
+        ca_file: bytes,
+        s3_endpoint: str,
+        s3_region: str,
+        s3_path_style: bool | None,
+        connect_seconds: float,
+        stall_seconds: float,
+        retry_seconds: float,
+    ) -> None: ...
+
+class Reading:
+    """How a store is read."""
+
+    def __init__(
+        self,
+        trust: list[bytes],
+        wait: float | None,
+        before_read: Callable[[int | None], object] | None,
+        connection: Connection,
+    ) -> None: ...
+
+class Control:
+    """What another thread can do to one pull at work."""
+
+    def __init__(self) -> None: ...
+    def cancel(self) -> None: ...
+    def progress(self) -> tuple[str, int, int]:
+        """(phase, bytes done, bytes in all; 0 if that is not known); phase "" before the first."""
+
 def pull(
-    store: bytes, into: bytes, version: int | None, seed: bytes, threads: int
+    store: bytes,
+    into: bytes,
+    version: int | None,
+    seed: bytes,
+    threads: int,
+    reading: Reading,
+    control: Control,
 ) -> dict[str, Any]: ...
-def verify(path: bytes, version: int | None, threads: int) -> dict[str, Any]: ...
-def log(store: bytes) -> list[dict[str, Any]]:
+def undo(replica: bytes, threads: int) -> dict[str, Any]: ...
+def verify(
+    path: bytes,
+    version: int | None,
+    repair: bool,
+    store: bytes,
+    seed: bytes,
+    threads: int,
+    reading: Reading,
+) -> dict[str, Any]: ...
+def changes(replica: bytes, since: int) -> dict[str, Any]: ...
+def log(store: bytes, reading: Reading) -> list[dict[str, Any]]:
     """Rows for VersionInfo, with created_ns (since the epoch) in place of created."""
 
 def open_checkpoint(path: bytes) -> Checkpoint: ...
@@ -73,6 +122,7 @@ class Publisher:
         timeout: float,
         flush: Callable[[], object] | None,
         refresh: Callable[[], object] | None,
+        connection: Connection,
     ) -> None: ...
     def publish(self, version: int | None, tensors: list[Any], full: bool) -> dict[str, Any]:
         """tensors: tuples (name, dtype, shape, buffer of the packed bytes).

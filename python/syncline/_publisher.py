@@ -12,11 +12,12 @@ from . import _core
 from ._arguments import (
     StrPath,
     optional_path,
-    path_bytes,
     rank_of,
+    store_bytes,
     thread_count,
     version_number,
 )
+from ._reading import Connection, core_connection
 from ._reports import PublishReport
 from ._tensors import NamedTensors, pack
 from .errors import Error, IoError
@@ -56,6 +57,7 @@ class Publisher:
         timeout: float = 600.0,
         flush: Callable[[], object] | None = None,
         refresh: Callable[[], object] | None = None,
+        connection: Connection | None = None,
     ) -> None:
         """Opens a store.
 
@@ -90,6 +92,7 @@ class Publisher:
             flush, refresh: for file systems that show the files of one host to another only on
                 request: called after something was written for other ranks, and before looking for
                 something of theirs.
+            connection: how to reach the bucket; None for what the environment says.
 
         Raises:
             LockedError: another publisher has the store open, or another process is this rank.
@@ -101,7 +104,7 @@ class Publisher:
         """
         self._lock = threading.Lock()
         self._core = _core.Publisher(
-            path_bytes("store", store),
+            store_bytes("store", store),
             encoding,
             optional_path("base", base),
             optional_path("files", files),
@@ -116,6 +119,7 @@ class Publisher:
             float(timeout),
             flush,
             refresh,
+            core_connection(connection),
         )
         self._after_publish = after_publish
 

@@ -49,9 +49,12 @@ class PullReport:
     Attributes:
         version: the version that the replica holds now.
         from_version: the version that it held before; None if it held no whole one.
-        seeded_from: "full:N" if the full version N of the store was copied, "seed" if the seed
-            was, None if neither was needed.
+        recovered: whether something that was interrupted had to be completed first.
+        seeded_from: "full:N" if the full version N of the store (or the full copy that the delta N
+            carries) was copied, "seed" if the seed was, None if neither was needed.
         applied: the deltas that were applied, in order.
+        undone: the deltas that were taken back, in order.
+        tensors_repaired: number of tensors that were damaged, and healed from the store.
         tensors_changed: summed over `applied`.
         elements_changed: summed over `applied`.
         bytes_read: from the store and the seed.
@@ -60,12 +63,49 @@ class PullReport:
 
     version: int
     from_version: int | None
+    recovered: bool
     seeded_from: str | None
     applied: list[int]
+    undone: list[int]
+    tensors_repaired: int
     tensors_changed: int
     elements_changed: int
     bytes_read: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class UndoReport:
+    """A pull that was taken back.
+
+    Attributes:
+        version: the version that the replica holds now.
+        from_version: the version that it held before.
+        seconds: time that it took.
+    """
+
+    version: int
+    from_version: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ChangeSummary:
+    """What may differ between a version as a replica held it and what it holds now.
+
+    Attributes:
+        from_version: the version that was asked about.
+        to_version: the version that the replica holds.
+        everything: whether any tensor may differ: another checkpoint took the place of the one
+            before, or nobody knows any more. `tensors` is empty then.
+        tensors: name → how many elements differ; over several versions an upper bound. No tensor
+            that differs is left out.
+    """
+
+    from_version: int
+    to_version: int
+    everything: bool
+    tensors: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -77,6 +117,8 @@ class VerifyReport:
         versions: of a store those that were checked, of a replica the one that it holds.
         tensors: number of tensors that were seen.
         tensors_hashed: how many of them were compared with a known hash.
+        tensors_repaired: how many were damaged, and healed.
+        edited: of a replica: names of the files beside the weights that are not as they came.
         bytes: size of what was checked.
         seconds: time that it took.
     """
@@ -85,6 +127,8 @@ class VerifyReport:
     versions: list[int]
     tensors: int
     tensors_hashed: int
+    tensors_repaired: int
+    edited: list[str]
     bytes: int
     seconds: float
 
@@ -97,22 +141,27 @@ class VersionInfo:
         version: its number.
         kind: "full", "delta", or "broken" if it cannot be read.
         base_version: the version that the delta builds on; None for a full version.
+        full_copy: whether the delta carries a full copy too.
         bytes: size of all its files.
         tensors: number of tensors that it holds: all of a full version, the changed ones of a delta.
         elements: number of elements of the model; None if another program published the version.
         elements_changed: how many of them changed; None likewise.
         density: elements_changed / elements; None likewise.
         created: when it was published, in UTC; None likewise.
+        signed_by: fingerprint of the key that its signature names, which `log` does not check; None
+            if it is not signed.
         fault: why it cannot be read; None if it can.
     """
 
     version: int
     kind: Literal["full", "delta", "broken"]
     base_version: int | None
+    full_copy: bool
     bytes: int
     tensors: int
     elements: int | None
     elements_changed: int | None
     density: float | None
     created: datetime | None
+    signed_by: str | None
     fault: str | None

@@ -114,8 +114,14 @@ Result<Checkpoint> Checkpoint::Open(FileSystem& files, const std::string& path) 
     return result;
   }
 
+  // Asked for before the rest, since some servers cannot list a folder.
+  SYNCLINE_ASSIGN(const bool single, base::Exists(files, base::JoinPath(path, kSingleFileName)));
+  if (single) {
+    SYNCLINE_TRY(result.AddFile(files, std::string(kSingleFileName)));
+    SYNCLINE_TRY(result.Finish());
+    return result;
+  }
   SYNCLINE_ASSIGN(std::vector<std::string> names, files.List(path));
-  if (std::ranges::binary_search(names, kSingleFileName)) names = {std::string(kSingleFileName)};
   std::erase_if(names, [](const std::string& name) { return !name.ends_with(".safetensors"); });
   if (names.empty()) {
     return Fail(Code::kNotFound,

@@ -56,7 +56,9 @@ Status Install(base::FileSystem& files, const std::string& directory, const Jour
     }
     file_of.push_back(file.get());
   }
-  progress.Begin("write", journal.bytes());
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < journal.segment_count(); ++i) total += journal.bytes_of(i);
+  progress.Begin("write", total);
   base::Pool<base::Buffer> images;
   base::Pool<std::vector<std::byte>> segments;
   return pool.ParallelFor(journal.segment_count(), [&](std::size_t i) -> Status {

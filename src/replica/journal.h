@@ -73,6 +73,7 @@ class Journal {
   std::uint64_t bytes() const { return bytes_; }
   std::size_t segment_count() const { return segments_.size(); }
   std::uint32_t tensor_of(std::size_t segment) const { return segments_[segment].tensor; }
+  std::uint64_t bytes_of(std::size_t segment) const { return segments_[segment].bytes; }
   // The records of a segment, all of them checked: they follow the layout and stay inside their
   // tensor. kCorrupt otherwise.
   base::Result<base::ByteSpan> ReadSegment(std::size_t segment,

@@ -222,11 +222,17 @@ Result<RepairReport> Repair(const ReplicaState& state, const Head& head, Damage 
     }
   }
   SYNCLINE_ASSIGN(const Checkpoint replica, Checkpoint::Open(state.files(), state.directory()));
-  progress.Begin("repair", damage.tensors.size());
+  const auto bytes_of = [&](const std::string& name) {
+    const CheckpointTensor* tensor = replica.Find(name);
+    return tensor == nullptr ? 0 : tensor->bytes;
+  };
+  std::uint64_t total = 0;
+  for (const std::string& name : damage.tensors) total += bytes_of(name);
+  progress.Begin("repair", total);
   for (const std::string& name : damage.tensors) {
     if (cancel != nullptr) SYNCLINE_TRY(cancel->Check());
     SYNCLINE_TRY(repairer.RepairTensor(replica, name));
-    progress.Add(1);
+    progress.Add(bytes_of(name));
   }
   SYNCLINE_TRY(repairer.Sync(pool));
   SYNCLINE_TRY(state.WriteHead(head));
