@@ -34,7 +34,8 @@ std::string Several(const std::vector<std::uint64_t>& versions) {
 }
 
 Result<Output> Gc(const Session& session, const Options& options) {
-  SYNCLINE_ASSIGN(const auto store, objects::Open(session.files, options.store, options.connection));
+  SYNCLINE_ASSIGN(const auto store,
+                  objects::Open(session.files, options.store, options.connection));
   store::GcOptions gc = options.gc;
   gc.files = &session.files;
   gc.cancel = &session.cancel;

@@ -83,7 +83,8 @@ void AddPull(CLI::App& app, Session& session) {
       AddCommand(app, session, "pull", "Bring this host's checkpoint to a version of a store",
                  "syncline pull --from /shared/weights --into /local/model --seed /models/base");
   const auto options = std::make_shared<Options>();
-  command.add_option("--from", options->store, "Store: a directory, http(s)://… or s3://…")->required();
+  command.add_option("--from", options->store, "Store: a directory, http(s)://… or s3://…")
+      ->required();
   command.add_option("--into", options->into, "Checkpoint directory of this host; made if missing")
       ->required();
   command.add_option("--version", options->version,

@@ -33,8 +33,9 @@ void AddConnectionOptions(CLI::App& command, objects::Settings& connection) {
 }
 
 void AddReadingOptions(CLI::App& command, StoreOptions& options) {
-  command.add_option("--trust", options.trusted_keys,
-                     "Public key (keygen): read only what it has signed; may be given several times");
+  command.add_option(
+      "--trust", options.trusted_keys,
+      "Public key (keygen): read only what it has signed; may be given several times");
   command
       .add_option("--wait", options.wait_seconds,
                   "Seconds to wait for files that are not visible yet (default: 0 for a directory, "

@@ -71,7 +71,8 @@ Result<Output> Verify(const Session& session, const Options& options) {
 }  // namespace
 
 void AddVerify(CLI::App& app, Session& session) {
-  CLI::App& command = AddCommand(app, session, "verify", "Check a store, a replica or a checkpoint; repair a replica",
+  CLI::App& command = AddCommand(app, session, "verify",
+                                 "Check a store, a replica or a checkpoint; repair a replica",
                                  "syncline verify /local/model");
   const auto options = std::make_shared<Options>();
   command.add_option("path", options->path, "Store, replica or checkpoint")->required();

@@ -39,7 +39,8 @@ Status PutBack(const ReplicaState& state, const std::string& path, const Head& h
                base::ThreadPool& pool) {
   base::Progress progress;
   SYNCLINE_ASSIGN(const Journal journal, Journal::Open(state.files(), path));
-  SYNCLINE_TRY(Install(state.files(), state.directory(), journal, Side::kOld, Check::kNone, pool, progress));
+  SYNCLINE_TRY(
+      Install(state.files(), state.directory(), journal, Side::kOld, Check::kNone, pool, progress));
   std::set<std::string> names;
   std::set<std::string> tensors;
   for (const JournalTensor& tensor : journal.head().tensors) {
@@ -47,9 +48,9 @@ Status PutBack(const ReplicaState& state, const std::string& path, const Head& h
     tensors.insert(tensor.name);
   }
   SYNCLINE_ASSIGN(const Damage damage,
-                  FindDamage(state, head,
-                             [&](const std::string& name) { return tensors.contains(name); }, pool,
-                             progress, nullptr));
+                  FindDamage(
+                      state, head, [&](const std::string& name) { return tensors.contains(name); },
+                      pool, progress, nullptr));
   if (damage.weights()) return Fail(Code::kChecksumMismatch, "the old bytes did not come back");
   SYNCLINE_TRY(SyncFiles(state.files(), state.directory(), {names.begin(), names.end()}, pool));
   SYNCLINE_TRY(state.WriteHead(head));
@@ -120,8 +121,8 @@ Result<ApplyCounts> ApplyVersion(const ReplicaState& state,
   const auto commit = [&]() -> Status {
     SYNCLINE_TRY(state.WithdrawMarker());
     SYNCLINE_ASSIGN(const Journal journal, Journal::Open(files, path));
-    SYNCLINE_TRY(Install(files, state.directory(), journal, Side::kNew, Check::kNewBlocks, pool,
-                         progress));
+    SYNCLINE_TRY(
+        Install(files, state.directory(), journal, Side::kNew, Check::kNewBlocks, pool, progress));
     SYNCLINE_TRY(state.WriteHead(next));
     return state.PublishMarker(to);
   };

@@ -49,8 +49,7 @@ std::optional<std::string> UnescapePath(std::string_view text) {
     }
     unsigned char byte = 0;
     const char* const digits = text.data() + i + 1;
-    if (i + 2 >= text.size() ||
-        std::from_chars(digits, digits + 2, byte, 16).ptr != digits + 2) {
+    if (i + 2 >= text.size() || std::from_chars(digits, digits + 2, byte, 16).ptr != digits + 2) {
       return std::nullopt;
     }
     path += static_cast<char>(byte);

@@ -37,8 +37,9 @@ std::uint64_t Checksum(ByteSpan bytes) { return XXH3_64bits(bytes.data(), bytes.
 std::string HeadText(const JournalHead& head) {
   Json::Array tensors;
   for (const JournalTensor& tensor : head.tensors) {
-    tensors.emplace_back(Json::Array{tensor.name, EscapePath(tensor.file), tensor.offset, tensor.bytes,
-                                     HashText(tensor.before), HashText(tensor.after)});
+    tensors.emplace_back(Json::Array{tensor.name, EscapePath(tensor.file), tensor.offset,
+                                     tensor.bytes, HashText(tensor.before),
+                                     HashText(tensor.after)});
   }
   return ToText(Json(Json::Object{{"format", kFormat},
                                   {"boot_id", head.boot_id},

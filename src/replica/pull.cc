@@ -147,6 +147,7 @@ class Puller {
     SYNCLINE_ASSIGN(Held held, Recover(state_, pool_, progress_, options_.cancel));
     report_.recovered = held.recovered;
     held_ = std::move(held.head);
+    adopted_ = held.adopted;
     if (held_ && held.damage.weights()) SYNCLINE_TRY(Heal(std::move(held.damage)));
     return {};
   }
@@ -157,6 +158,7 @@ class Puller {
 
   // Heals what is held, or gives it up: then another checkpoint has to take its place.
   Status Heal(Damage damage) {
+    SYNCLINE_TRY(Keep());
     const auto repaired = Repair(state_, *held_, std::move(damage), *source_, Seed(), pool_,
                                  progress_, options_.cancel);
     if (repaired) {
@@ -179,7 +181,7 @@ class Puller {
     const HeldVersion* from = held_ && held_->held.version <= target ? &held_->held : nullptr;
     const std::string seed = Seed().empty() ? given_up_seed_ : Seed();
     SYNCLINE_ASSIGN(const Plan plan, MakePlan(*source_, target, from, seed));
-    if (plan.kind == Plan::Start::kHeld && plan.deltas.empty()) return {};
+    if (plan.kind == Plan::Start::kHeld && plan.deltas.empty()) return Keep();
     const auto lease = TakeLease(plan);
     SYNCLINE_ASSIGN(const std::vector<Version> deltas, Bring(plan));
     SYNCLINE_ASSIGN(last_, LastPull::Open(state_));
@@ -195,10 +197,17 @@ class Puller {
 
   // So that retention leaves what this pull reads. Null where there is no place for it.
   std::unique_ptr<store::Lease> TakeLease(const Plan& plan) {
-    const std::uint64_t from = plan.kind != Plan::Start::kHeld ? plan.start_version()
-                                                               : plan.deltas.front().number;
+    const std::uint64_t from =
+        plan.kind != Plan::Start::kHeld ? plan.start_version() : plan.deltas.front().number;
     const std::uint64_t to = plan.deltas.empty() ? from : plan.deltas.back().number;
     return store::TakeLease(source_->objects(), from, to, files_);
+  }
+
+  // What another program left is ours from now on.
+  Status Keep() {
+    if (!adopted_) return {};
+    adopted_ = false;
+    return KeepAdopted(state_, *held_);
   }
 
   // A replica that follows from far behind does not keep more of the way than its own size.
@@ -283,9 +292,10 @@ class Puller {
     const store::Part part =
         plan.kind == Plan::Start::kFullCopy ? store::Part::kFullCopy : store::Part::kVersion;
     Seeder seeder(state_);
-    SYNCLINE_ASSIGN(const std::uint64_t bytes,
-                    seeder.Bring(start_directory_, options, expected, part, pool_, progress_,
-                                 options_.cancel));
+    SYNCLINE_ASSIGN(
+        const std::uint64_t bytes,
+        seeder.Bring(start_directory_, options, expected, part, pool_, progress_, options_.cancel));
+    SYNCLINE_TRY(Keep());
     SYNCLINE_TRY(last_->Forget());
     SYNCLINE_TRY(last_->SyncRemoval());
     SYNCLINE_ASSIGN(held_, seeder.Swap());
@@ -304,6 +314,7 @@ class Puller {
     held_->source = source_->url();
     if (!options_.seed.empty()) held_->seed = options_.seed;
     const auto before_writing = [&]() -> Status {
+      SYNCLINE_TRY(Keep());
       if (last_ == nullptr) return {};
       SYNCLINE_TRY(last_->Forget());
       last_.reset();
@@ -346,6 +357,7 @@ class Puller {
   base::ThreadPool pool_;
   std::unique_ptr<store::Source> source_;
   std::optional<Head> held_;         // what the replica holds, whole
+  bool adopted_ = false;             // and it is another program's, so far
   std::string given_up_seed_;        // of what could not be healed
   std::string start_directory_;      // of the plan's start
   std::unique_ptr<LastPull> last_;   // until this pull changes something

@@ -2,8 +2,8 @@
 // token):
 //
 //   a complete `incoming`           a swap had begun or was about to: it is carried out
-//   a marker without token          another program wrote it: what is there is hashed and taken over;
-//                                   our journals mean nothing any more
+//   a marker without token          another program wrote it: what is there is hashed, to be taken
+//                                   over by whoever changes it; our journals mean nothing any more
 //   marker and head agree           the replica is whole. After a restart of the machine its data may
 //                                   not be: the journals that led to it are carried out again, and
 //                                   one that had begun after it is taken back
@@ -82,6 +82,7 @@ class Recovery {
     if (foreign) {
       SYNCLINE_TRY(journals_.RemoveOthers({}));
       SYNCLINE_TRY(Adopt(HeldVersion{.version = marker->version}));
+      held_.adopted = held_.head.has_value();
     } else if (agree) {
       SYNCLINE_TRY(held_.head->boot_id == state_.boot_id() ? Trust() : AfterRestart());
     } else if (held_.head) {
@@ -166,13 +167,14 @@ class Recovery {
     if (!past.empty() && past.back()->journal.head().to.version == marker.version) {
       held = past.back()->journal.head().to;
     }
-    return Adopt(held);
+    SYNCLINE_TRY(Adopt(held));
+    held_.recovered = true;
+    return held_.head ? KeepAdopted(state_, *held_.head) : Status();
   }
 
   // What is there is what the marker says; its hashes are taken now. It is synced, because nobody
   // may have done so.
   Status Adopt(HeldVersion held) {
-    held_.recovered = true;
     held_.head = std::nullopt;
     const auto checkpoint = Checkpoint::Open(state_.files(), state_.directory());
     if (!checkpoint) {
@@ -185,7 +187,6 @@ class Recovery {
                             state_.directory(), held.version, checkpoint.error().message));
       return state_.WithdrawMarker();
     }
-    SYNCLINE_TRY(Unshare(state_, *checkpoint));
     std::vector<std::string> names;
     for (const auto& file : checkpoint->files()) names.push_back(file.name);
     SYNCLINE_TRY(SyncFiles(state_.files(), state_.directory(), names, pool_));
@@ -199,8 +200,6 @@ class Recovery {
       head.hashes.emplace(checkpoint->tensors()[i].name, std::move(hashes[i]));
     }
     SYNCLINE_ASSIGN(head.rests, HashRests(state_.files(), *checkpoint));
-    SYNCLINE_TRY(state_.WriteHead(head));
-    SYNCLINE_TRY(state_.PublishMarker(head.held));
     held_.head = std::move(head);
     return {};
   }
@@ -208,9 +207,8 @@ class Recovery {
   // One after the other, in the order of the line for kNew.
   Status CarryOut(const Line& line, Side side) {
     for (const StoredJournal* stored : line) {
-      const Status status =
-          Install(state_.files(), state_.directory(), stored->journal, side, Check::kNone,
-                                    pool_, progress_);
+      const Status status = Install(state_.files(), state_.directory(), stored->journal, side,
+                                    Check::kNone, pool_, progress_);
       for (const JournalTensor& tensor : stored->journal.head().tensors) {
         touched_.insert(tensor.name);
       }
@@ -281,6 +279,11 @@ class Recovery {
 Result<Held> Recover(const ReplicaState& state, base::ThreadPool& pool, base::Progress& progress,
                      const base::CancelToken* cancel) {
   return Recovery(state, pool, progress, cancel).Run();
+}
+
+Status KeepAdopted(const ReplicaState& state, const Head& head) {
+  SYNCLINE_TRY(state.WriteHead(head));
+  return state.PublishMarker(head.held);
 }
 
 Status Unshare(const ReplicaState& state, const Checkpoint& checkpoint) {

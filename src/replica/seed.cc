@@ -147,9 +147,9 @@ class Copier {
     if (!consume) {  // what no tensor's hash covers is compared with where it came from
       SYNCLINE_ASSIGN(const auto rests, HashRests(files_, from_));
       if (rests != head.rests) {
-        return Fail(Code::kChecksumMismatch,
-                    fmt::format("{} changed while it was copied, or was read wrongly",
-                                from_.directory()));
+        return Fail(
+            Code::kChecksumMismatch,
+            fmt::format("{} changed while it was copied, or was read wrongly", from_.directory()));
       }
     }
     return head;
@@ -176,8 +176,8 @@ class Copier {
       if (std::ranges::find(copied.files, name, &store::ManifestFile::name) != copied.files.end()) {
         continue;
       }
-      return Fail(Code::kCorrupt, fmt::format("{}: the manifest does not name {}",
-                                              from_.directory(), name));
+      return Fail(Code::kCorrupt,
+                  fmt::format("{}: the manifest does not name {}", from_.directory(), name));
     }
     return store::CheckFiles(files_, to_, copied, store::Part::kAll, true, pool, cancel);
   }
@@ -227,7 +227,7 @@ class Copier {
 };
 
 Status CheckTensors(const Checkpoint& from, const store::Manifest& expected,
-                     const std::map<std::string, TensorHash, std::less<>>& hashes) {
+                    const std::map<std::string, TensorHash, std::less<>>& hashes) {
   const auto corrupt = [&](const std::string& what) {
     return Fail(Code::kCorrupt, fmt::format("{}: {}", from.directory(), what));
   };
@@ -346,7 +346,8 @@ Result<Head> Seeder::Swap() {
   const std::string incoming = state_.Path(kIncoming);
   const std::string previous = state_.Path(kPrevious);
   SYNCLINE_ASSIGN(const std::optional<Head> complete, ReadComplete(state_, kIncoming));
-  if (!complete) return Fail(Code::kCorrupt, fmt::format("{}/{} cannot be read", incoming, kComplete));
+  if (!complete)
+    return Fail(Code::kCorrupt, fmt::format("{}/{} cannot be read", incoming, kComplete));
   const Head& next = *complete;
 
   SYNCLINE_ASSIGN(const auto marker, state_.ReadMarker());

@@ -37,8 +37,8 @@ class Seeder {
   // read.
   base::Result<std::uint64_t> Bring(const std::string& checkpoint, const SeedOptions& options,
                                     const store::Manifest* expected, store::Part part,
-                                    base::ThreadPool& pool,
-                                    base::Progress& progress, const base::CancelToken* cancel);
+                                    base::ThreadPool& pool, base::Progress& progress,
+                                    const base::CancelToken* cancel);
 
   // Puts what Bring left into place and returns its head. What was there is kept in `previous` if
   // it was whole. May be called again after it was interrupted.

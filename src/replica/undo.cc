@@ -54,7 +54,8 @@ Status StepBack(const ReplicaState& state, const StoredJournal& stored, Head& he
     change.tensors.push_back({tensor.name, tensor.bytes});
   }
   SYNCLINE_TRY(state.WithdrawMarker());
-  SYNCLINE_TRY(Install(files, state.directory(), stored.journal, Side::kOld, Check::kNone, pool, progress));
+  SYNCLINE_TRY(
+      Install(files, state.directory(), stored.journal, Side::kOld, Check::kNone, pool, progress));
   if (!tensors.empty()) {
     SYNCLINE_ASSIGN(
         const Damage damage,
@@ -62,7 +63,8 @@ Status StepBack(const ReplicaState& state, const StoredJournal& stored, Head& he
             state, before, [&](const std::string& name) { return tensors.contains(name); }, pool,
             progress, nullptr));
     if (damage.weights()) {
-      SYNCLINE_TRY(Install(files, state.directory(), stored.journal, Side::kNew, Check::kNone, pool, progress));
+      SYNCLINE_TRY(Install(files, state.directory(), stored.journal, Side::kNew, Check::kNone, pool,
+                           progress));
       SYNCLINE_TRY(state.PublishMarker(head.held));
       return Fail(
           Code::kChecksumMismatch,

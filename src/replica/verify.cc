@@ -206,6 +206,7 @@ class Verifier {
     }
     const Head& head = *held.head;
     SYNCLINE_TRY(CheckVersion(head.held.version));
+    if (held.adopted) SYNCLINE_TRY(KeepAdopted(state, head));
     report_.versions = {head.held.version};
     SYNCLINE_ASSIGN(Damage damage,
                     FindDamage(state, head, nullptr, pool_, progress_, options_.cancel));

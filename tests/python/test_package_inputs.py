@@ -292,7 +292,7 @@ def test_memory_of_a_device_is_refused(monkeypatch: pytest.MonkeyPatch, store: P
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ([("w", np.zeros(1)), ("w", np.zeros(1))], "two tensors have the name w"),
+        ([("w", np.zeros(1)), ("w", np.ones(1))], "tensor w was given twice"),
         ([("w", np.zeros(1), 3)], "pairs of name and tensor, found tuple"),
         ([7], "pairs of name and tensor, found int"),
         ({3: np.zeros(1)}, "expected str, found int"),
