@@ -16,6 +16,7 @@ from pathlib import Path
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import generation
+import replica
 import steps
 from lines import Report
 
@@ -37,6 +38,7 @@ def main() -> None:
     )
     generation.run(report, make_checkpoint(ROOT / "build/cache/smollm2"))
     steps.run(report, arguments.cache, ROOT / "build/bench/scratch")
+    replica.run(report, arguments.cache, ROOT / "build/bench/scratch")
     report.write(arguments.out)
 
 

@@ -3,9 +3,21 @@
 #include <fmt/core.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace syncline::base {
+namespace {
+
+std::string ParentOf(const std::string& path) {
+  const std::size_t end = path.find_last_not_of('/');
+  if (end == std::string::npos) return path.empty() ? "." : "/";
+  const std::size_t slash = path.rfind('/', end);
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+}  // namespace
 
 Mapping::Mapping(Mapping&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
@@ -65,6 +77,40 @@ Result<std::string> ReadText(FileSystem& files, const std::string& path, std::ui
   std::string text(info.size, '\0');
   SYNCLINE_TRY(ReadExactly(*file, std::as_writable_bytes(std::span(text)), 0));
   return text;
+}
+
+Result<std::optional<std::string>> ReadTextIfThere(FileSystem& files, const std::string& path,
+                                                   std::uint64_t limit) {
+  Result<std::string> text = ReadText(files, path, limit);
+  if (text) return *std::move(text);
+  if (text.error().code == Code::kNotFound) return std::nullopt;
+  return std::unexpected(std::move(text).error());
+}
+
+Status CopyRange(File& from, std::uint64_t from_offset, File& to, std::uint64_t to_offset,
+                 std::uint64_t bytes) {
+  constexpr std::size_t kPieceBytes = 1 << 20;
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(kPieceBytes, bytes));
+  for (std::uint64_t at = 0; at < bytes; at += buffer.size()) {
+    const auto piece = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), bytes - at));
+    SYNCLINE_TRY(ReadExactly(from, piece, from_offset + at));
+    SYNCLINE_TRY(to.WriteAt(piece, to_offset + at));
+  }
+  return {};
+}
+
+Status MakeDirectoriesDurably(FileSystem& files, const std::string& path, bool durable) {
+  std::vector<std::string> parents;  // of directories that are missing
+  for (std::string at = path; durable;) {
+    SYNCLINE_ASSIGN(const bool there, Exists(files, at));
+    if (there) break;
+    parents.push_back(ParentOf(at));
+    if (parents.back() == at) break;
+    at = parents.back();
+  }
+  SYNCLINE_TRY(files.MakeDirectories(path));
+  for (const std::string& parent : parents) SYNCLINE_TRY(files.SyncDirectory(parent));
+  return {};
 }
 
 Status WriteTextAtomically(FileSystem& files, const std::string& path, std::string_view text,

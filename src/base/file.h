@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -128,6 +129,19 @@ Status ReadExactly(File& file, MutableByteSpan into, std::uint64_t offset);
 
 // The whole file as text; kLimitExceeded if it is larger than `limit` bytes.
 Result<std::string> ReadText(FileSystem& files, const std::string& path, std::uint64_t limit);
+
+// The same; nothing if there is no such file.
+Result<std::optional<std::string>> ReadTextIfThere(FileSystem& files, const std::string& path,
+                                                   std::uint64_t limit);
+
+// Copies a range of one file to a place in another, in pieces of 1 MiB. kCorrupt where the first
+// ends before.
+Status CopyRange(File& from, std::uint64_t from_offset, File& to, std::uint64_t to_offset,
+                 std::uint64_t bytes);
+
+// Makes the directory and its parents; with `durable` their names are on the device when this
+// returns.
+Status MakeDirectoriesDurably(FileSystem& files, const std::string& path, bool durable);
 
 // Writes aside, syncs if `durable`, and renames over `path`: readers see the old or the new
 // content, never a mix.

@@ -83,7 +83,7 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> UncoveredRanges(const Check
 
 namespace {
 
-Status HashRange(base::File& file, std::uint64_t begin, std::uint64_t end, tensor::Hasher& hasher) {
+Status AddRange(base::File& file, std::uint64_t begin, std::uint64_t end, tensor::Hasher& hasher) {
   std::vector<std::byte> buffer(std::min<std::uint64_t>(kPieceBytes, end - begin));
   for (std::uint64_t at = begin; at < end; at += buffer.size()) {
     const auto piece = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), end - at));
@@ -181,11 +181,18 @@ class DamageFinder {
 
 }  // namespace
 
+Result<std::string> HashRange(base::File& file, std::uint64_t offset, std::uint64_t bytes,
+                              tensor::HashKind kind) {
+  const auto hasher = tensor::MakeHasher(kind);
+  SYNCLINE_TRY(AddRange(file, offset, offset + bytes, *hasher));
+  return hasher->Hex();
+}
+
 Result<std::string> HashRest(FileSystem& files, const Checkpoint& checkpoint, std::size_t file) {
   SYNCLINE_ASSIGN(const auto open, files.Open(checkpoint.FilePath(file), base::OpenMode::kRead));
   const auto hasher = tensor::MakeHasher(tensor::HashKind::kXxh3);
   for (const auto& [begin, end] : UncoveredRanges(checkpoint, file)) {
-    SYNCLINE_TRY(HashRange(*open, begin, end, *hasher));
+    SYNCLINE_TRY(AddRange(*open, begin, end, *hasher));
   }
   return hasher->Hex();
 }
@@ -193,9 +200,7 @@ Result<std::string> HashRest(FileSystem& files, const Checkpoint& checkpoint, st
 Result<std::string> HashFile(FileSystem& files, const std::string& path) {
   SYNCLINE_ASSIGN(const auto open, files.Open(path, base::OpenMode::kRead));
   SYNCLINE_ASSIGN(const base::FileInfo info, open->Stat());
-  const auto hasher = tensor::MakeHasher(tensor::HashKind::kXxh3);
-  SYNCLINE_TRY(HashRange(*open, 0, info.size, *hasher));
-  return hasher->Hex();
+  return HashRange(*open, 0, info.size, tensor::HashKind::kXxh3);
 }
 
 Result<std::map<std::string, std::string, std::less<>>> HashRests(FileSystem& files,

@@ -33,6 +33,10 @@ base::Result<std::vector<TensorHash>> HashTensors(base::FileSystem& files,
 std::vector<std::pair<std::uint64_t, std::uint64_t>> UncoveredRanges(
     const checkpoint::Checkpoint& checkpoint, std::size_t file);
 
+// The hash of `bytes` bytes of a file.
+base::Result<std::string> HashRange(base::File& file, std::uint64_t offset, std::uint64_t bytes,
+                                    tensor::HashKind kind);
+
 // xxh3-128 of the uncovered ranges, or of a whole file.
 base::Result<std::string> HashRest(base::FileSystem& files,
                                    const checkpoint::Checkpoint& checkpoint, std::size_t file);

@@ -11,6 +11,7 @@
 
 #include "base/pool.h"
 #include "delta/patch.h"
+#include "replica/hash_tensors.h"
 
 namespace syncline::replica {
 namespace {
@@ -175,15 +176,9 @@ class Preparer {
   Status NoteWrong(const JournalTensor& tensor, base::File& file) {
     bool damaged = false;
     if (!tensor.before.hex.empty()) {
-      const auto hasher = tensor::MakeHasher(tensor.before.kind);
-      std::vector<std::byte> buffer(kReadBytes);
-      for (std::uint64_t at = 0; at < tensor.bytes; at += kReadBytes) {
-        const auto piece =
-            std::span(buffer).first(std::min<std::uint64_t>(kReadBytes, tensor.bytes - at));
-        SYNCLINE_TRY(base::ReadExactly(file, piece, tensor.offset + at));
-        hasher->Update(piece);
-      }
-      damaged = hasher->Hex() != tensor.before.hex;
+      SYNCLINE_ASSIGN(const std::string now,
+                      HashRange(file, tensor.offset, tensor.bytes, tensor.before.kind));
+      damaged = now != tensor.before.hex;
     }
     const std::scoped_lock lock(mutex_);
     prepared_.wrong.push_back(tensor.name);

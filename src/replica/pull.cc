@@ -25,7 +25,6 @@
 #include "replica/replica.h"
 #include "replica/seed.h"
 #include "replica/undo.h"
-#include "store/directory_sink.h"
 #include "store/retention.h"
 #include "store/version.h"
 
@@ -130,7 +129,7 @@ class Puller {
   }
 
   Status PrepareDirectory() const {
-    SYNCLINE_TRY(store::MakeDirectoriesDurably(files_, state_.directory(), true));
+    SYNCLINE_TRY(base::MakeDirectoriesDurably(files_, state_.directory(), true));
     // Another first pull may make the folder between two looks, so there is only one.
     SYNCLINE_ASSIGN(const std::vector<std::string> names, files_.List(state_.directory()));
     const std::string_view own = base::BaseName(state_.Path(""));
@@ -139,7 +138,7 @@ class Puller {
                   fmt::format("{} holds files and is no replica; choose an empty directory",
                               state_.directory()));
     }
-    return store::MakeDirectoriesDurably(files_, state_.Path(""), true);
+    return base::MakeDirectoriesDurably(files_, state_.Path(""), true);
   }
 
   // Step 2: sets held_.

@@ -296,13 +296,7 @@ Status Unshare(const ReplicaState& state, const Checkpoint& checkpoint) {
     SYNCLINE_ASSIGN(const auto from, files.Open(path, base::OpenMode::kRead));
     SYNCLINE_ASSIGN(const auto to, files.Open(aside, base::OpenMode::kCreate));
     SYNCLINE_TRY(to->Allocate(checkpoint.files()[i].bytes));
-    std::vector<std::byte> buffer(1 << 20);
-    for (std::uint64_t at = 0; at < checkpoint.files()[i].bytes; at += buffer.size()) {
-      const auto piece = std::span(buffer).first(
-          std::min<std::uint64_t>(buffer.size(), checkpoint.files()[i].bytes - at));
-      SYNCLINE_TRY(base::ReadExactly(*from, piece, at));
-      SYNCLINE_TRY(to->WriteAt(piece, at));
-    }
+    SYNCLINE_TRY(base::CopyRange(*from, 0, *to, 0, checkpoint.files()[i].bytes));
     SYNCLINE_TRY(to->Sync());
     SYNCLINE_TRY(files.Rename(aside, path));
   }

@@ -33,19 +33,6 @@ using checkpoint::Checkpoint;
 using checkpoint::CheckpointTensor;
 using store::Version;
 
-constexpr std::size_t kPieceBytes = 1 << 20;
-
-Status CopyPieces(base::File& from, std::uint64_t from_offset, base::File& to,
-                  std::uint64_t to_offset, std::uint64_t bytes) {
-  std::vector<std::byte> buffer(std::min<std::uint64_t>(kPieceBytes, bytes));
-  for (std::uint64_t at = 0; at < bytes; at += buffer.size()) {
-    const auto piece = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), bytes - at));
-    SYNCLINE_TRY(base::ReadExactly(from, piece, from_offset + at));
-    SYNCLINE_TRY(to.WriteAt(piece, to_offset + at));
-  }
-  return {};
-}
-
 class Repairer {
  public:
   Repairer(const ReplicaState& state, const Head& head, store::Source& source)
@@ -102,7 +89,7 @@ class Repairer {
                                                                   : base::OpenMode::kCreateNew));
     SYNCLINE_TRY(out->Allocate(weights->bytes));
     for (const auto& [begin, end] : UncoveredRanges(*start_, number)) {
-      SYNCLINE_TRY(CopyPieces(*in, begin, *out, begin, end - begin));
+      SYNCLINE_TRY(base::CopyRange(*in, begin, *out, begin, end - begin));
       report_.bytes_read += end - begin;
     }
     return {};
@@ -123,10 +110,11 @@ class Repairer {
                     start_files_->Open(start_->FilePath(from->file), base::OpenMode::kRead));
     SYNCLINE_ASSIGN(const auto out,
                     state_.files().Open(replica.FilePath(to->file), base::OpenMode::kReadWrite));
-    SYNCLINE_TRY(CopyPieces(*in, from->offset, *out, to->offset, to->bytes));
+    SYNCLINE_TRY(base::CopyRange(*in, from->offset, *out, to->offset, to->bytes));
     report_.bytes_read += to->bytes;
     for (const Version& version : deltas_) SYNCLINE_TRY(ApplyTo(version, *to, *out));
-    SYNCLINE_ASSIGN(const std::string now, HashOf(*out, *to, hash->second.kind));
+    SYNCLINE_ASSIGN(const std::string now,
+                    HashRange(*out, to->offset, to->bytes, hash->second.kind));
     ++report_.tensors;
     if (now == hash->second.hex) return {};
     return Fail(Code::kChecksumMismatch,
@@ -178,19 +166,6 @@ class Repairer {
       SYNCLINE_TRY(out.WriteAt(part, tensor.offset + at));
     }
     return patch->Finish();
-  }
-
-  static Result<std::string> HashOf(base::File& file, const CheckpointTensor& tensor,
-                                    tensor::HashKind kind) {
-    const auto hasher = tensor::MakeHasher(kind);
-    std::vector<std::byte> buffer(std::min<std::uint64_t>(kPieceBytes, tensor.bytes));
-    for (std::uint64_t at = 0; at < tensor.bytes; at += buffer.size()) {
-      const auto piece =
-          std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), tensor.bytes - at));
-      SYNCLINE_TRY(base::ReadExactly(file, piece, tensor.offset + at));
-      hasher->Update(piece);
-    }
-    return hasher->Hex();
   }
 
   const ReplicaState& state_;

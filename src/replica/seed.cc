@@ -42,7 +42,6 @@ using base::Status;
 using checkpoint::Checkpoint;
 using checkpoint::CheckpointTensor;
 
-constexpr std::size_t kCopyBytes = 1 << 20;
 constexpr std::string_view kIncoming = "incoming";
 constexpr std::string_view kPrevious = "previous";
 constexpr std::string_view kComplete = ".complete";
@@ -86,16 +85,6 @@ Status SyncFolders(FileSystem& files, const std::string& directory,
   return {};
 }
 
-Status CopyRange(base::File& from, base::File& to, std::uint64_t begin, std::uint64_t end) {
-  std::vector<std::byte> buffer(std::min<std::uint64_t>(kCopyBytes, end - begin));
-  for (std::uint64_t at = begin; at < end; at += buffer.size()) {
-    const auto piece = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), end - at));
-    SYNCLINE_TRY(base::ReadExactly(from, piece, at));
-    SYNCLINE_TRY(to.WriteAt(piece, at));
-  }
-  return {};
-}
-
 // Step 1 and 2.
 class Copier {
  public:
@@ -133,7 +122,7 @@ class Copier {
       SYNCLINE_ASSIGN(const auto in, files_.Open(path, base::OpenMode::kRead));
       SYNCLINE_ASSIGN(const auto out, files_.Open(To(name), base::OpenMode::kCreate));
       SYNCLINE_ASSIGN(const base::FileInfo info, in->Stat());
-      SYNCLINE_TRY(CopyRange(*in, *out, 0, info.size));
+      SYNCLINE_TRY(base::CopyRange(*in, 0, *out, 0, info.size));
     }
     progress.Begin("seed", from_.total_bytes());
     SYNCLINE_ASSIGN(std::vector<TensorHash> hashes, consume ? MoveWeights(pool, progress, cancel)
@@ -196,7 +185,7 @@ class Copier {
       SYNCLINE_TRY(copy->Allocate(file.bytes));
       SYNCLINE_ASSIGN(const auto in, files_.Open(from_.FilePath(i), base::OpenMode::kRead));
       for (const auto& [begin, end] : UncoveredRanges(from_, i)) {
-        SYNCLINE_TRY(CopyRange(*in, *copy, begin, end));
+        SYNCLINE_TRY(base::CopyRange(*in, begin, *copy, begin, end - begin));
       }
       copies.push_back(std::move(copy));
     }

@@ -48,15 +48,6 @@ std::optional<std::string> ParseText(const Json& json, std::string_view key) {
   return *value->string();
 }
 
-// The text of a file; nothing if it is not there.
-Result<std::optional<std::string>> ReadIfThere(base::FileSystem& files, const std::string& path,
-                                               std::uint64_t limit) {
-  Result<std::string> text = base::ReadText(files, path, limit);
-  if (text) return *std::move(text);
-  if (text.error().code == Code::kNotFound) return std::nullopt;
-  return std::unexpected(std::move(text).error());
-}
-
 std::optional<Head> ParseHead(std::string_view text) {
   const auto body = CheckedBody("head", text);
   if (!body) return std::nullopt;
@@ -168,7 +159,7 @@ Result<std::unique_ptr<base::FileLock>> ReplicaState::Lock(base::LockMode mode,
 }
 
 Result<std::optional<Marker>> ReplicaState::ReadMarker() const {
-  SYNCLINE_ASSIGN(const auto text, ReadIfThere(files_, Path(kMarker), kMaxMarkerBytes));
+  SYNCLINE_ASSIGN(const auto text, base::ReadTextIfThere(files_, Path(kMarker), kMaxMarkerBytes));
   if (!text) return std::nullopt;
   const Result<Json> json = base::ParseJson(*text);
   if (!json) return std::nullopt;
@@ -195,7 +186,7 @@ Result<std::optional<Head>> ReplicaState::ReadHead() const { return ReadHeadFile
 Status ReplicaState::WriteHead(const Head& head) const { return WriteHeadFile(Path(kHead), head); }
 
 Result<std::optional<Head>> ReplicaState::ReadHeadFile(const std::string& path) const {
-  SYNCLINE_ASSIGN(const auto text, ReadIfThere(files_, path, kMaxHeadBytes));
+  SYNCLINE_ASSIGN(const auto text, base::ReadTextIfThere(files_, path, kMaxHeadBytes));
   if (!text) return std::nullopt;
   return ParseHead(*text);
 }

@@ -27,14 +27,6 @@ using base::FileSystem;
 using base::Result;
 using base::Status;
 
-std::string ParentOf(const std::string& path) {
-  const std::size_t end = path.find_last_not_of('/');
-  if (end == std::string::npos) return path.empty() ? "." : "/";
-  const std::size_t slash = path.rfind('/', end);
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 class DirectorySink final : public Sink {
  public:
   DirectorySink(FileSystem& files, std::string store, bool durable,
@@ -121,24 +113,10 @@ class DirectorySink final : public Sink {
 
 std::string OwnDirectory(const std::string& store) { return base::JoinPath(store, ".syncline"); }
 
-Status MakeDirectoriesDurably(FileSystem& files, const std::string& path, bool durable) {
-  std::vector<std::string> parents;  // of directories that are missing
-  for (std::string at = path; durable;) {
-    SYNCLINE_ASSIGN(const bool there, base::Exists(files, at));
-    if (there) break;
-    parents.push_back(ParentOf(at));
-    if (parents.back() == at) break;
-    at = parents.back();
-  }
-  SYNCLINE_TRY(files.MakeDirectories(path));
-  for (const std::string& parent : parents) SYNCLINE_TRY(files.SyncDirectory(parent));
-  return {};
-}
-
 Result<std::unique_ptr<Sink>> OpenDirectorySink(FileSystem& files, const std::string& store,
                                                 bool durable, bool exclusive) {
   const std::string own = OwnDirectory(store);
-  SYNCLINE_TRY(MakeDirectoriesDurably(files, own, durable));
+  SYNCLINE_TRY(base::MakeDirectoriesDurably(files, own, durable));
   if (!exclusive) return std::make_unique<DirectorySink>(files, store, durable, nullptr);
   auto lock = files.Lock(base::JoinPath(own, "publisher.lock"), base::LockMode::kExclusive, false);
   if (!lock) return Annotate(std::move(lock).error(), "another publisher is at work");

@@ -19,7 +19,4 @@ base::Result<std::unique_ptr<Sink>> OpenDirectorySink(base::FileSystem& files,
                                                       const std::string& store, bool durable,
                                                       bool exclusive);
 
-// Makes the directory and its parents, and syncs the names of those that it made if `durable`.
-base::Status MakeDirectoriesDurably(base::FileSystem& files, const std::string& path, bool durable);
-
 }  // namespace syncline::store

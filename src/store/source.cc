@@ -26,15 +26,6 @@ using base::Status;
 constexpr double kRemoteWaitSeconds = 30;
 constexpr std::uint64_t kMaxSignatureBytes = 1 << 16;
 
-// The text of a file; nothing if it is not there.
-Result<std::optional<std::string>> ReadIfThere(FileSystem& files, const std::string& path,
-                                               std::uint64_t limit) {
-  Result<std::string> text = base::ReadText(files, path, limit);
-  if (text) return *std::move(text);
-  if (text.error().code == Code::kNotFound) return std::nullopt;
-  return std::unexpected(std::move(text).error());
-}
-
 bool InFullCopy(std::string_view name) {
   return name.starts_with(kFullCopyFolder) && name.substr(kFullCopyFolder.size()).starts_with('/');
 }
@@ -210,10 +201,11 @@ Result<Described> Source::DescribeNow(std::uint64_t version) {
     return described;
   }
   const std::string index_path = base::JoinPath(described.directory, checkpoint::kIndexName);
-  SYNCLINE_ASSIGN(const auto index, ReadIfThere(*files_, index_path, checkpoint::kMaxIndexBytes));
+  SYNCLINE_ASSIGN(const auto index,
+                  base::ReadTextIfThere(*files_, index_path, checkpoint::kMaxIndexBytes));
   // Nothing else vouches for these bytes, so they are read twice.
   SYNCLINE_ASSIGN(const auto index_again,
-                  ReadIfThere(*files_, index_path, checkpoint::kMaxIndexBytes));
+                  base::ReadTextIfThere(*files_, index_path, checkpoint::kMaxIndexBytes));
   if (index != index_again) {
     return Fail(Code::kCorrupt, fmt::format("{} changed while it was read", index_path));
   }
@@ -230,9 +222,9 @@ Status Source::CheckSigned(Described& version) {
         Code::kPermissionDenied,
         fmt::format("version {} of {} is not signed: it has no manifest", version.number, url()));
   }
-  SYNCLINE_ASSIGN(
-      const auto signature,
-      ReadIfThere(*files_, base::JoinPath(version.directory, kSignatureName), kMaxSignatureBytes));
+  SYNCLINE_ASSIGN(const auto signature,
+                  base::ReadTextIfThere(*files_, base::JoinPath(version.directory, kSignatureName),
+                                        kMaxSignatureBytes));
   auto signer = CheckSignature(version.manifest->text, signature.value_or(""), keys_);
   if (!signer) {
     return Annotate(std::move(signer).error(),
