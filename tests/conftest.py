@@ -15,7 +15,8 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 sys.path[:0] = [
-    str(TESTS / folder) for folder in (".", "reference", "interop", "checkpoint", "engine", "stores")
+    str(TESTS / folder)
+    for folder in (".", "reference", "interop", "checkpoint", "engine", "stores")
 ]
 sys.path.insert(0, str(ROOT / "examples" / "smollm2"))
 

@@ -220,7 +220,9 @@ def log(
 
     Args:
         store: directory of the store, or its URL.
-        trust, wait, before_read, connection: as in `pull`.
+        trust: files of public keys. If there are any, a version that none of them has signed is
+            listed as one that cannot be read.
+        wait, before_read, connection: as in `pull`.
 
     Raises:
         NotFoundError: there is no such directory or bucket.

@@ -148,8 +148,8 @@ class VersionInfo:
         elements_changed: how many of them changed; None likewise.
         density: elements_changed / elements; None likewise.
         created: when it was published, in UTC; None likewise.
-        signed_by: fingerprint of the key that its signature names, which `log` does not check; None
-            if it is not signed.
+        signed_by: fingerprint of the key that its signature names, which `log` checks only if it was
+            told what to trust; None if it is not signed.
         fault: why it cannot be read; None if it can.
     """
 

@@ -51,6 +51,7 @@ Result<Output> ShowVersion(const Session& session, const Options& options, std::
   SYNCLINE_ASSIGN(const auto source,
                   store::Source::Open(session.files, options.path,
                                       options.reading.Source(session, options.path)));
+  SYNCLINE_TRY(source->Refresh(number));
   SYNCLINE_TRY(source->Describe(number));
   SYNCLINE_ASSIGN(const auto version, store::ReadVersion(source->files(), source->path(), number));
   if (!version.delta) return ShowCheckpoint(source->files(), version.directory);

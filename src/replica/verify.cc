@@ -72,7 +72,9 @@ class Verifier {
   Result<std::unique_ptr<store::Source>> OpenSource(const std::string& url) {
     store::SourceOptions options = options_.source;
     options.cancel = options_.cancel;
-    return store::Source::Open(files_, url, std::move(options));
+    SYNCLINE_ASSIGN(auto source, store::Source::Open(files_, url, std::move(options)));
+    SYNCLINE_TRY(source->Refresh(options_.version));
+    return source;
   }
 
   Status VerifyStore() {

@@ -71,7 +71,7 @@ class Download {
     return done_->WriteAt(base::AsBytes(state + done_text_), 0);
   }
 
-  const std::string& name() const { return wanted_.name; }
+  const std::string& key() const { return wanted_.key; }
   std::uint64_t piece_count() const { return pieces_; }
   bool has_piece(std::uint64_t piece) const { return done_text_[piece] == '1'; }
   std::uint64_t piece_bytes(std::uint64_t piece) const {
@@ -175,12 +175,12 @@ Status Fetch(objects::ObjectStore& store, const std::vector<FetchFile>& wanted, 
   std::vector<std::string> wrong;
   std::size_t at = 0;
   for (const auto& download : downloads) {
-    if (right[at++] == 0) wrong.push_back(download->name());
+    if (right[at++] == 0) wrong.push_back(base::JoinPath(store.url(), download->key()));
   }
   if (wrong.empty()) return {};
   return Fail(Code::kChecksumMismatch,
-              fmt::format("{}: what came of {} does not have the SHA-256 of the manifest",
-                          store.url(), fmt::join(wrong, ", ")));
+              fmt::format("what came of {} does not have the SHA-256 of the manifest",
+                          fmt::join(wrong, ", ")));
 }
 
 }  // namespace syncline::store

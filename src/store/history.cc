@@ -77,6 +77,14 @@ Status Summarise(Source& source, VersionSummary& summary, base::ThreadPool& pool
   return CheckFiles(files, directory, manifest->manifest, Part::kAll, false, pool, nullptr);
 }
 
+// Of a source that trusts keys: a version that none of them has signed cannot be read.
+Status CheckSigner(Source& source, VersionSummary& summary) {
+  if (!source.trusts_keys()) return {};
+  SYNCLINE_ASSIGN(Described described, source.Describe(summary.version));
+  summary.signed_by = std::move(described.signed_by);
+  return {};
+}
+
 }  // namespace
 
 Result<std::vector<VersionSummary>> ReadHistory(Source& source) {
@@ -85,7 +93,8 @@ Result<std::vector<VersionSummary>> ReadHistory(Source& source) {
   std::vector<VersionSummary> history;
   for (const std::uint64_t version : versions) {
     VersionSummary& summary = history.emplace_back(VersionSummary{.version = version});
-    const Status status = Summarise(source, summary, pool);
+    Status status = Summarise(source, summary, pool);
+    if (status) status = CheckSigner(source, summary);
     if (!status) summary.fault = status.error().message;
   }
   return history;

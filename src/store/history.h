@@ -20,8 +20,10 @@ struct VersionSummary {
   std::optional<std::uint64_t> elements_changed;
   std::optional<std::uint64_t> created_ns;  // since the epoch
   bool full_copy = false;                   // a delta that carries a full copy too
-  std::string signed_by;  // fingerprint that its signature claims, unchecked; empty: not signed
-  std::string fault;      // why the version cannot be read; empty: it can
+  std::string
+      signed_by;      // fingerprint that its signature claims, checked if the source trusts keys;
+                      // empty: not signed
+  std::string fault;  // why the version cannot be read; empty: it can
 
   std::optional<double> density() const {
     if (!elements || !elements_changed || *elements == 0) return std::nullopt;

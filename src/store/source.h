@@ -65,6 +65,9 @@ class Source {
   const std::string& path() const { return objects_->local_path(); }
   objects::ObjectStore& objects() { return *objects_; }
 
+  // Is only read what is signed?
+  bool trusts_keys() const { return !keys_.empty(); }
+
   // Calls SourceOptions::before_read.
   base::Status Refresh(std::optional<std::uint64_t> version);
 

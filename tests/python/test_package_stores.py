@@ -176,6 +176,11 @@ def test_trust(cli: Cli, store: Path, replica: Path, tmp_path: Path, models: lis
         syncline.verify(store, trust=[ours])
     assert tree(replica) == before
     assert [row.signed_by for row in syncline.log(store)] == prints
+    assert [row.signed_by for row in syncline.log(store, trust=[ours, theirs])] == prints
+    rows = syncline.log(store, trust=[ours])
+    assert [row.kind for row in rows] == ["full", "broken"]
+    assert rows[1].fault is not None
+    assert "version 1" in rows[1].fault
     assert syncline.pull(store, replica, trust=(ours, theirs)).version == 1
     assert syncline.verify(store, trust=[ours, str(theirs)]).versions == [0, 1]
     with pytest.raises(syncline.NotFoundError, match="nobody"):
@@ -203,7 +208,9 @@ def test_before_read(published: Path, store: Path, replica: Path, tmp_path: Path
     assert syncline.pull(published, replica, before_read=show).version == 2
     assert asked == [2, None]
     syncline.log(published, before_read=show)
-    assert asked == [2, None, None]
+    syncline.verify(published, before_read=show)
+    syncline.verify(replica, repair=True, before_read=show)
+    assert asked[:4] == [2, None, None, None]
 
 
 def test_before_read_while_something_is_waited_for(published: Path, replica: Path) -> None:
