@@ -204,13 +204,20 @@ Result<WeightMap> WriteShards(base::FileSystem& files, const std::string& direct
                               base::Progress& progress, const base::CancelToken* cancel) {
   WeightMap map;
   if (tensors.empty()) return map;
-  SYNCLINE_ASSIGN(const auto by_folder, ByFolder(tensors, {}));
-  std::vector<Shard> shards = Split("", by_folder.at(""), tensors, options.max_file_bytes);
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    shards[i].file = fmt::format("{}{:05}.safetensors", prefix, i);
-    for (const std::size_t tensor : shards[i].tensors) {
-      map.emplace_back(tensors[tensor].name, shards[i].file);
+  SYNCLINE_ASSIGN(const auto by_folder, ByFolder(tensors, options.components));
+  std::vector<Shard> shards;
+  for (const auto& [folder, chosen] : by_folder) {
+    std::vector<Shard> own = Split(folder, chosen, tensors, options.max_file_bytes);
+    if (!folder.empty()) {
+      SYNCLINE_TRY(files.MakeDirectories(base::JoinPath(directory, folder)));
     }
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      own[i].file = fmt::format("{}{:05}.safetensors", prefix, i);
+      for (const std::size_t tensor : own[i].tensors) {
+        map.emplace_back(tensors[tensor].name, base::JoinPath(folder, own[i].file));
+      }
+    }
+    std::ranges::move(own, std::back_inserter(shards));
   }
   SYNCLINE_TRY(WriteShardFiles(files, directory, shards, tensors, options, pool, progress, cancel));
   return map;

@@ -34,11 +34,12 @@ base::Status WriteCheckpoint(base::FileSystem& files, const std::string& directo
                              const WriteOptions& options, base::ThreadPool& pool,
                              base::Progress& progress, const base::CancelToken* cancel);
 
-// Where each tensor went: tensor, file.
+// Where each tensor went: tensor, file; of a tree both with the folder.
 using WeightMap = std::vector<std::pair<std::string, std::string>>;
 
 // The same for one of several writers that fill a directory together: files are named
-// "<prefix>00000.safetensors" and so on, and there is no index. Of no tensors there is no file.
+// "<prefix>00000.safetensors" and so on, of a tree in each folder, and there is no index. Of no
+// tensors there is no file.
 base::Result<WeightMap> WriteShards(base::FileSystem& files, const std::string& directory,
                                     std::span<const tensor::TensorView> tensors,
                                     const std::string& prefix, const WriteOptions& options,

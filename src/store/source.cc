@@ -168,7 +168,8 @@ Result<bool> Source::Has(std::uint64_t version) {
   }
   // Where we publish, the manifest is the commit.
   if (*has_pointer_) return false;
-  for (const std::string_view name : {checkpoint::kIndexName, checkpoint::kSingleFileName}) {
+  for (const std::string_view name :
+       {checkpoint::kIndexName, checkpoint::kSingleFileName, checkpoint::kPipelineIndexName}) {
     SYNCLINE_ASSIGN(const bool there, base::Exists(*files_, base::JoinPath(directory, name)));
     if (there) return true;
   }
