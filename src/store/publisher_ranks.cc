@@ -70,8 +70,7 @@ std::vector<std::string> FoldersOf(const std::string& directory, const checkpoin
 
 // One rank's part of a full version or copy, of a tree in all its folders.
 Result<checkpoint::WeightMap> WriteOwn(FileSystem& files, const std::string& directory,
-                                       std::span<const TensorView> owned,
-                                       const std::string& prefix,
+                                       std::span<const TensorView> owned, const std::string& prefix,
                                        const checkpoint::WriteOptions& options,
                                        base::ThreadPool& pool, base::Progress& progress,
                                        const CancelToken* cancel) {
@@ -356,10 +355,10 @@ Status Publisher::WriteFullIndexes(Work& work, std::string_view folder,
     const auto stem = components.find(component);
     const std::string inside = base::JoinPath(directory, component);
     SYNCLINE_ASSIGN(const std::uint64_t bytes, TensorBytes(*files_, inside, FilesOf(own, "")));
-    SYNCLINE_TRY(WriteIndex(work, base::JoinPath(folder, component),
-                            stem == components.end() ? checkpoint::kModelStem
-                                                     : std::string_view(stem->second),
-                            {{"total_size", bytes}}, std::move(own)));
+    SYNCLINE_TRY(WriteIndex(
+        work, base::JoinPath(folder, component),
+        stem == components.end() ? checkpoint::kModelStem : std::string_view(stem->second),
+        {{"total_size", bytes}}, std::move(own)));
   }
   if (options_.companions_from.empty()) return {};
   std::vector<std::string> names;
@@ -374,8 +373,8 @@ Status Publisher::WriteIndex(Work& work, std::string_view folder, std::string_vi
   checkpoint::Index index{.metadata = std::move(metadata), .weight_map = std::move(map)};
   SYNCLINE_ASSIGN(const std::string text, BoundedIndexText(std::move(index)));
   work.written.push_back(base::JoinPath(folder, checkpoint::IndexNameOf(stem)));
-  return base::WriteTextAtomically(
-      *files_, base::JoinPath(work.directory, work.written.back()), text, options_.durable);
+  return base::WriteTextAtomically(*files_, base::JoinPath(work.directory, work.written.back()),
+                                   text, options_.durable);
 }
 
 Status Publisher::FinishRanks(Work& work, const Announcement& announcement) {
@@ -391,8 +390,7 @@ Status Publisher::FinishRanks(Work& work, const Announcement& announcement) {
     SYNCLINE_TRY(WriteFullIndexes(work, "", work.weight_map, announcement.components));
   }
   if (announcement.full_copy) {
-    SYNCLINE_TRY(
-        WriteFullIndexes(work, kFullCopyFolder, work.copy_map, announcement.components));
+    SYNCLINE_TRY(WriteFullIndexes(work, kFullCopyFolder, work.copy_map, announcement.components));
     work.report.full_copy = true;
   }
   SYNCLINE_TRY(HashFiles(work));
