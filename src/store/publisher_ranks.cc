@@ -15,12 +15,12 @@
 #include <set>
 
 #include "checkpoint/index.h"
-#include "checkpoint/safetensors.h"
 #include "checkpoint/writer.h"
 #include "store/delta_writer.h"
 #include "store/file_hash.h"
 #include "store/full_writer.h"
 #include "store/publisher_work.h"
+#include "store/rank_weights.h"
 #include "store/tensor_set.h"
 
 namespace syncline::store {
@@ -44,76 +44,10 @@ std::string NamesHash(std::span<const TensorView> tensors) {
   return Sha256Hex(base::AsBytes(text));
 }
 
-// Files of an earlier attempt of the same rank, in one folder that may be missing.
-Status RemoveOwn(FileSystem& files, const std::string& directory, const std::string& prefix) {
-  SYNCLINE_ASSIGN(const bool there, base::Exists(files, directory));
-  if (!there) return {};
-  SYNCLINE_ASSIGN(const std::vector<std::string> names, files.List(directory));
-  for (const std::string& name : names) {
-    if (name.starts_with(prefix)) SYNCLINE_TRY(files.RemoveAll(base::JoinPath(directory, name)));
-  }
-  return {};
-}
-
 std::set<std::string> FilesOf(const checkpoint::WeightMap& map, std::string_view folder) {
   std::set<std::string> files;
   for (const auto& [tensor, file] : map) files.insert(base::JoinPath(folder, file));
   return files;
-}
-
-// A checkpoint's folders.
-std::vector<std::string> FoldersOf(const std::string& directory, const checkpoint::Stems& stems) {
-  std::vector<std::string> folders = {directory};
-  for (const auto& [folder, stem] : stems) folders.push_back(base::JoinPath(directory, folder));
-  return folders;
-}
-
-// One rank's part of a full version or copy, of a tree in all its folders.
-Result<checkpoint::WeightMap> WriteOwn(FileSystem& files, const std::string& directory,
-                                       std::span<const TensorView> owned, const std::string& prefix,
-                                       const checkpoint::WriteOptions& options,
-                                       base::ThreadPool& pool, base::Progress& progress,
-                                       const CancelToken* cancel) {
-  const std::vector<std::string> folders = FoldersOf(directory, options.components);
-  for (const std::string& folder : folders) SYNCLINE_TRY(RemoveOwn(files, folder, prefix));
-  for (const std::string& folder : folders) SYNCLINE_TRY(files.MakeDirectories(folder));
-  SYNCLINE_ASSIGN(auto map, checkpoint::WriteShards(files, directory, owned, prefix, options, pool,
-                                                    progress, cancel));
-  if (options.durable) {
-    for (const std::string& folder : folders) SYNCLINE_TRY(files.SyncDirectory(folder));
-  }
-  return map;
-}
-
-// Sizes of all tensors in these files.
-Result<std::uint64_t> TensorBytes(FileSystem& files, const std::string& directory,
-                                  const std::set<std::string>& names) {
-  std::uint64_t bytes = 0;
-  for (const std::string& name : names) {
-    SYNCLINE_ASSIGN(const auto file,
-                    files.Open(base::JoinPath(directory, name), base::OpenMode::kRead));
-    SYNCLINE_ASSIGN(const auto header, checkpoint::ReadSafetensorsHeader(*file));
-    for (const checkpoint::TensorInfo& tensor : header.tensors) bytes += tensor.bytes;
-  }
-  return bytes;
-}
-
-// Removes what is not listed; names are relative to `directory`.
-Status RemoveUnlisted(FileSystem& files, const std::string& directory, const std::string& folder,
-                      const std::set<std::string>& listed) {
-  SYNCLINE_ASSIGN(const std::vector<std::string> names,
-                  files.List(folder.empty() ? directory : base::JoinPath(directory, folder)));
-  for (const std::string& name : names) {
-    const std::string relative = base::JoinPath(folder, name);
-    if (listed.contains(relative)) continue;
-    const auto inside = listed.lower_bound(relative + "/");
-    if (inside != listed.end() && inside->starts_with(relative + "/")) {
-      SYNCLINE_TRY(RemoveUnlisted(files, directory, relative, listed));
-    } else {
-      SYNCLINE_TRY(files.RemoveAll(base::JoinPath(directory, relative)));
-    }
-  }
-  return {};
 }
 
 bool SameMeaning(const ManifestTensor& a, const ManifestTensor& b) {
@@ -163,14 +97,14 @@ Result<RankPart> Publisher::MakePart(Work& work, const Announcement& announcemen
   part.full_bytes = totals.bytes;
   const std::string prefix = RankFilePrefix(options_.ranks.rank);
   SYNCLINE_TRY(files_->MakeDirectories(work.directory));
-  SYNCLINE_TRY(RemoveOwn(*files_, work.directory, prefix));
+  SYNCLINE_TRY(RemoveOwnFiles(*files_, work.directory, prefix));
   const checkpoint::WriteOptions how = {.durable = options_.durable,
                                         .components = announcement.components};
   if (announcement.base_version) {
     SYNCLINE_TRY(WriteDeltaPart(work, announcement, split, part));
   } else {
-    SYNCLINE_ASSIGN(part.weight_map, WriteOwn(*files_, work.directory, owned, prefix, how, *pool_,
-                                              work.progress, work.cancel));
+    SYNCLINE_ASSIGN(part.weight_map, WriteOwnWeights(*files_, work.directory, owned, prefix, how,
+                                                     *pool_, work.progress, work.cancel));
     part.elements_changed = part.elements;
     SYNCLINE_ASSIGN(part.tensors, HashTensors(owned, nullptr, *pool_, work.cancel));
     std::vector<TensorView> skipped;
@@ -180,8 +114,8 @@ Result<RankPart> Publisher::MakePart(Work& work, const Announcement& announcemen
   std::set<std::string> names = FilesOf(part.weight_map, "");
   if (announcement.full_copy) {
     const std::string copy = base::JoinPath(work.directory, kFullCopyFolder);
-    SYNCLINE_ASSIGN(part.copy_map, WriteOwn(*files_, copy, owned, prefix, how, *pool_,
-                                            work.progress, work.cancel));
+    SYNCLINE_ASSIGN(part.copy_map, WriteOwnWeights(*files_, copy, owned, prefix, how, *pool_,
+                                                   work.progress, work.cancel));
     names.merge(FilesOf(part.copy_map, kFullCopyFolder));
   }
   if (options_.durable) SYNCLINE_TRY(files_->SyncDirectory(work.directory));
@@ -400,7 +334,7 @@ Status Publisher::FinishRanks(Work& work, const Announcement& announcement) {
   // What a rank that came to nothing left there.
   std::set<std::string> listed;
   for (const ManifestFile& file : manifest.files) listed.insert(file.name);
-  return RemoveUnlisted(*files_, work.directory, "", listed);
+  return RemoveUnlisted(*files_, work.directory, listed);
 }
 
 Status Publisher::LeadAttempts(Work& work) {
