@@ -133,7 +133,8 @@ class Puller {
     SYNCLINE_TRY(store::MakeDirectoriesDurably(files_, state_.directory(), true));
     // Another first pull may make the folder between two looks, so there is only one.
     SYNCLINE_ASSIGN(const std::vector<std::string> names, files_.List(state_.directory()));
-    const std::string_view own = base::BaseName(state_.Path(""));
+    const std::string folder = state_.Path("");
+    const std::string_view own = base::BaseName(folder);
     if (!names.empty() && std::ranges::find(names, own) == names.end()) {
       return Fail(Code::kAlreadyExists,
                   fmt::format("{} holds files and is no replica; choose an empty directory",
