@@ -30,6 +30,10 @@ struct FileInfo {
   Kind kind = Kind::kOther;
   std::uint64_t size = 0;
   std::int64_t modified_ns = 0;  // since the epoch
+  // Of what the file is by itself, where the file system has them: they change with the content even
+  // if somebody sets modified_ns back, or puts another file in its place.
+  std::int64_t changed_ns = 0;
+  std::uint64_t number = 0;  // inode
 };
 
 // A mapped range of a file; unmapped when destroyed. Holds whole-file mappings only.

@@ -38,6 +38,8 @@ FileInfo ToInfo(const struct stat& st) {
                                     : FileInfo::Kind::kOther;
   info.size = static_cast<std::uint64_t>(st.st_size);
   info.modified_ns = st.st_mtim.tv_sec * 1'000'000'000LL + st.st_mtim.tv_nsec;
+  info.changed_ns = st.st_ctim.tv_sec * 1'000'000'000LL + st.st_ctim.tv_nsec;
+  info.number = st.st_ino;
   return info;
 }
 

@@ -28,18 +28,24 @@ Result<Index> ReadIndex(FileSystem& files, const std::string& path) {
 }
 
 // What the index says must be what its files hold; tensors that it does not name are not part of
-// the checkpoint.
+// the checkpoint. Looks at the tensors from number `begin` on, those of the index's own folder.
 Status CheckAgainstIndex(const Index& index, const std::string& index_path,
-                         const std::vector<Checkpoint::WeightFile>& weight_files,
+                         const std::string& folder,
+                         const std::vector<Checkpoint::WeightFile>& weight_files, std::size_t begin,
                          std::vector<CheckpointTensor>& tensors) {
-  std::unordered_map<std::string_view, std::string_view> expected(index.weight_map.begin(),
-                                                                  index.weight_map.end());
-  std::erase_if(tensors, [&](const CheckpointTensor& tensor) {
+  std::unordered_map<std::string, std::string> expected;
+  for (const auto& [tensor, file] : index.weight_map) {
+    expected.emplace(base::JoinPath(folder, tensor), base::JoinPath(folder, file));
+  }
+  const auto own =
+      std::ranges::subrange(tensors.begin() + static_cast<std::ptrdiff_t>(begin), tensors.end());
+  const auto unknown = std::ranges::remove_if(own, [&](const CheckpointTensor& tensor) {
     const auto found = expected.find(tensor.name);
     if (found == expected.end() || found->second != weight_files[tensor.file].name) return true;
     expected.erase(found);
     return false;
   });
+  tensors.erase(unknown.begin(), unknown.end());
   if (expected.empty()) return {};
   const auto& [tensor, file] = *expected.begin();
   return Fail(
@@ -51,12 +57,13 @@ Status CheckAgainstIndex(const Index& index, const std::string& index_path,
 
 }  // namespace
 
-Status Checkpoint::AddFile(FileSystem& files, const std::string& name) {
+Status Checkpoint::AddFile(FileSystem& files, const std::string& folder, const std::string& name) {
+  const std::string relative = base::JoinPath(folder, name);
   SYNCLINE_ASSIGN(const auto file,
-                  files.Open(base::JoinPath(directory_, name), base::OpenMode::kRead));
+                  files.Open(base::JoinPath(directory_, relative), base::OpenMode::kRead));
   SYNCLINE_ASSIGN(SafetensorsHeader header, ReadSafetensorsHeader(*file));
   for (TensorInfo& info : header.tensors) {
-    tensors_.push_back({.name = std::move(info.name),
+    tensors_.push_back({.name = base::JoinPath(folder, info.name),
                         .dtype = info.dtype,
                         .shape = std::move(info.shape),
                         .file = files_.size(),
@@ -64,8 +71,34 @@ Status Checkpoint::AddFile(FileSystem& files, const std::string& name) {
                         .bytes = info.bytes});
   }
   files_.push_back(
-      {.name = name, .bytes = header.file_bytes, .metadata = std::move(header.metadata)});
+      {.name = relative, .bytes = header.file_bytes, .metadata = std::move(header.metadata)});
   return {};
+}
+
+Status Checkpoint::AddComponent(FileSystem& files, const Component& component) {
+  if (!component.indexed) {
+    for (const std::string& name : component.files) {
+      SYNCLINE_TRY(AddFile(files, component.folder, name));
+    }
+    return {};
+  }
+  const std::string folder = base::JoinPath(directory_, component.folder);
+  const std::string index_path = base::JoinPath(folder, IndexNameOf(component.stem));
+  SYNCLINE_ASSIGN(const Index index, ReadIndex(files, index_path));
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : index.weight_map) names.insert(file);
+  std::vector<std::string> missing;
+  for (const std::string& name : names) {
+    SYNCLINE_ASSIGN(const bool there, base::Exists(files, base::JoinPath(folder, name)));
+    if (!there) missing.push_back(name);
+  }
+  if (!missing.empty()) {
+    return Fail(Code::kNotFound, fmt::format("{} names files that are not there: {}", index_path,
+                                             fmt::join(missing, ", ")));
+  }
+  const std::size_t begin = tensors_.size();
+  for (const std::string& name : names) SYNCLINE_TRY(AddFile(files, component.folder, name));
+  return CheckAgainstIndex(index, index_path, component.folder, files_, begin, tensors_);
 }
 
 Status Checkpoint::Finish() {
@@ -87,48 +120,22 @@ Result<Checkpoint> Checkpoint::Open(FileSystem& files, const std::string& path) 
   if (info.kind != FileInfo::Kind::kDirectory) {
     const std::size_t slash = path.rfind('/');
     result.directory_ = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-    SYNCLINE_TRY(result.AddFile(files, std::string(base::BaseName(path))));
+    SYNCLINE_TRY(result.AddFile(files, "", std::string(base::BaseName(path))));
     SYNCLINE_TRY(result.Finish());
     return result;
   }
 
   result.directory_ = path;
-  const std::string index_path = base::JoinPath(path, kIndexName);
-  SYNCLINE_ASSIGN(const bool indexed, base::Exists(files, index_path));
-  if (indexed) {
-    SYNCLINE_ASSIGN(const Index index, ReadIndex(files, index_path));
-    std::set<std::string> names;
-    for (const auto& [tensor, file] : index.weight_map) names.insert(file);
-    std::vector<std::string> missing;
-    for (const std::string& name : names) {
-      SYNCLINE_ASSIGN(const bool there, base::Exists(files, base::JoinPath(path, name)));
-      if (!there) missing.push_back(name);
-    }
-    if (!missing.empty()) {
-      return Fail(Code::kNotFound, fmt::format("{} names files that are not there: {}", index_path,
-                                               fmt::join(missing, ", ")));
-    }
-    for (const std::string& name : names) SYNCLINE_TRY(result.AddFile(files, name));
-    SYNCLINE_TRY(CheckAgainstIndex(index, index_path, result.files_, result.tensors_));
-    SYNCLINE_TRY(result.Finish());
-    return result;
-  }
-
-  // Asked for before the rest, since some servers cannot list a folder.
-  SYNCLINE_ASSIGN(const bool single, base::Exists(files, base::JoinPath(path, kSingleFileName)));
-  if (single) {
-    SYNCLINE_TRY(result.AddFile(files, std::string(kSingleFileName)));
-    SYNCLINE_TRY(result.Finish());
-    return result;
-  }
-  SYNCLINE_ASSIGN(std::vector<std::string> names, files.List(path));
-  std::erase_if(names, [](const std::string& name) { return !name.ends_with(".safetensors"); });
-  if (names.empty()) {
+  SYNCLINE_ASSIGN(const std::vector<Component> components, FindComponents(files, path));
+  if (components.empty()) {
     return Fail(Code::kNotFound,
-                fmt::format("{} is no checkpoint: it holds neither {} nor a .safetensors file",
+                fmt::format("{} is no checkpoint: neither it nor its sub-folders hold {} or a "
+                            ".safetensors file",
                             path, kIndexName));
   }
-  for (const std::string& name : names) SYNCLINE_TRY(result.AddFile(files, name));
+  for (const Component& component : components) {
+    SYNCLINE_TRY(result.AddComponent(files, component));
+  }
   SYNCLINE_TRY(result.Finish());
   return result;
 }

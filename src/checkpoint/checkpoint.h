@@ -1,10 +1,14 @@
 // A checkpoint directory (or a single safetensors file) as a set of named tensors.
 //
-// Which files count: those that model.safetensors.index.json names; without an index,
-// model.safetensors; without that, every *.safetensors file of the directory, where no two may hold
+// Which files of a folder count: those that model.safetensors.index.json names; without an index,
+// model.safetensors; without that, every *.safetensors file of the folder, where no two may hold
 // the same name. Other files are never looked at. An index that is there must be valid and agree
 // with its files: a missing file, or a tensor that its file does not hold, is an error. Links are
 // followed by name, so a snapshot of a Hugging Face cache is an ordinary directory.
+//
+// A directory without weights whose sub-folders hold some is a tree (a diffusers pipeline): the
+// union of these components, each by the rules above, where diffusion_pytorch_model may stand for
+// model. Its tensors are named "<folder>/<name in the file>". See components.h.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +17,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "checkpoint/components.h"
 #include "checkpoint/safetensors.h"
 #include "tensor/view.h"
 
@@ -31,12 +36,13 @@ struct CheckpointTensor {
 class Checkpoint {
  public:
   struct WeightFile {
-    std::string name;  // relative to the directory
+    std::string name;  // relative to the directory; of a tree "<folder>/<file>"
     std::uint64_t bytes = 0;
     Metadata metadata;
   };
 
   // `path`: a directory or a .safetensors file. Opens and checks the header of every file.
+  // kNotFound without weights.
   static base::Result<Checkpoint> Open(base::FileSystem& files, const std::string& path);
 
   const std::string& directory() const { return directory_; }
@@ -47,7 +53,8 @@ class Checkpoint {
   std::string FilePath(std::size_t file) const;
 
  private:
-  base::Status AddFile(base::FileSystem& files, const std::string& name);
+  base::Status AddComponent(base::FileSystem& files, const Component& component);
+  base::Status AddFile(base::FileSystem& files, const std::string& folder, const std::string& name);
   base::Status Finish();
 
   std::string directory_;

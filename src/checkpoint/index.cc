@@ -57,8 +57,8 @@ Result<std::string> BoundedIndexText(Index index) {
               fmt::format("an index of {} bytes, the limit is {}", text.size(), kMaxIndexBytes));
 }
 
-std::string ShardName(std::size_t number, std::size_t count) {
-  return fmt::format("model-{:05}-of-{:05}.safetensors", number, count);
+std::string ShardName(std::size_t number, std::size_t count, std::string_view stem) {
+  return fmt::format("{}-{:05}-of-{:05}.safetensors", stem, number, count);
 }
 
 }  // namespace syncline::checkpoint

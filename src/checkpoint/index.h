@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "checkpoint/components.h"
 
 namespace syncline::checkpoint {
 
@@ -31,6 +32,6 @@ std::string IndexText(Index index);
 base::Result<std::string> BoundedIndexText(Index index);
 
 // "model-00001-of-00002.safetensors" for number 1 of 2.
-std::string ShardName(std::size_t number, std::size_t count);
+std::string ShardName(std::size_t number, std::size_t count, std::string_view stem = kModelStem);
 
 }  // namespace syncline::checkpoint

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <vector>
 
 #include "base/pool.h"
@@ -19,69 +20,90 @@ using tensor::TensorView;
 constexpr std::uint64_t kPartBytes = 16 << 20;
 constexpr std::uint64_t kHeaderReserve = 64;  // for metadata and padding
 
+// One file to be written.
+struct Shard {
+  std::string folder;  // of a tree; it is no part of the tensors' names in the file
+  std::string file;
+  std::vector<std::size_t> tensors;
+};
+
 struct Part {
-  std::size_t file;
-  const TensorView* tensor;
+  std::size_t shard;
+  std::size_t tensor;
   std::uint64_t begin;  // in the tensor
   std::uint64_t size;
   std::uint64_t offset;  // in the file
 };
 
+std::string NameInFile(const Shard& shard, const TensorView& view) {
+  return shard.folder.empty() ? view.name : view.name.substr(shard.folder.size() + 1);
+}
+
 // Tensors in the order given, cut into files where the next one would pass the limit of data or of
-// the header.
-std::vector<std::vector<const TensorView*>> Split(std::span<const TensorView> tensors,
-                                                  std::uint64_t max_file_bytes) {
-  std::vector<std::vector<const TensorView*>> groups(1);
+// the header. The files have no names yet.
+std::vector<Shard> Split(const std::string& folder, const std::vector<std::size_t>& chosen,
+                         std::span<const TensorView> tensors, std::uint64_t max_file_bytes) {
+  std::vector<Shard> shards = {{.folder = folder}};
   std::uint64_t bytes = 0;
   std::uint64_t header = kHeaderReserve;
-  for (const TensorView& view : tensors) {
+  for (const std::size_t i : chosen) {
+    const TensorView& view = tensors[i];
     const std::uint64_t more = HeaderBytesBound(view.name, view.shape.size());
-    if (!groups.back().empty() &&
+    if (!shards.back().tensors.empty() &&
         (bytes + view.bytes.size() > max_file_bytes || header + more > kMaxHeaderBytes)) {
-      groups.emplace_back();
+      shards.push_back({.folder = folder});
       bytes = 0;
       header = kHeaderReserve;
     }
-    groups.back().push_back(&view);
+    shards.back().tensors.push_back(i);
     bytes += view.bytes.size();
     header += more;
   }
-  return groups;
+  return shards;
 }
 
-// Writes each group as the file of that name.
-Result<WeightMap> WriteGroups(base::FileSystem& files, const std::string& directory,
-                              const std::vector<std::vector<const TensorView*>>& groups,
-                              const std::vector<std::string>& names,
-                              std::span<const TensorView> tensors, const WriteOptions& options,
-                              base::ThreadPool& pool, base::Progress& progress,
-                              const base::CancelToken* cancel) {
-  std::vector<SafetensorsWriter> writers;
+// What of the shards' tensors goes where: fills `writers`, one for each shard.
+Result<std::vector<Part>> LayOut(base::FileSystem& files, const std::string& directory,
+                                 const std::vector<Shard>& shards,
+                                 std::span<const TensorView> tensors,
+                                 std::vector<SafetensorsWriter>& writers) {
   std::vector<Part> parts;
-  WeightMap map;
-  std::uint64_t total = 0;
-  for (std::size_t i = 0; i < groups.size(); ++i) {
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const Shard& shard = shards[i];
     std::vector<TensorSpec> specs;
-    for (const TensorView* view : groups[i])
-      specs.push_back({view->name, view->dtype, view->shape});
+    std::map<std::string, std::size_t> numbers;
+    for (const std::size_t number : shard.tensors) {
+      const TensorView& view = tensors[number];
+      specs.push_back({NameInFile(shard, view), view.dtype, view.shape});
+      numbers.emplace(specs.back().name, number);
+    }
     SYNCLINE_ASSIGN(SafetensorsLayout layout,
                     LayOutSafetensors(std::move(specs), {{"format", "pt"}}));
-    std::vector<const TensorView*> sorted = groups[i];
-    std::ranges::sort(sorted, {}, &TensorView::name);
     for (const TensorInfo& info : layout.header.tensors) {
-      const TensorView& view = **std::ranges::lower_bound(sorted, info.name, {}, &TensorView::name);
+      const std::size_t number = numbers.at(info.name);
       for (std::uint64_t done = 0; done < info.bytes; done += kPartBytes) {
         const std::uint64_t size = std::min(kPartBytes, info.bytes - done);
-        parts.push_back({i, &view, done, size, info.offset + done});
+        parts.push_back({i, number, done, size, info.offset + done});
       }
-      map.emplace_back(info.name, names[i]);
-      total += info.bytes;
     }
+    const std::string folder = base::JoinPath(directory, shard.folder);
     SYNCLINE_ASSIGN(
         SafetensorsWriter writer,
-        SafetensorsWriter::Create(files, base::JoinPath(directory, names[i]), std::move(layout)));
+        SafetensorsWriter::Create(files, base::JoinPath(folder, shard.file), std::move(layout)));
     writers.push_back(std::move(writer));
   }
+  return parts;
+}
+
+Status WriteShardFiles(base::FileSystem& files, const std::string& directory,
+                       const std::vector<Shard>& shards, std::span<const TensorView> tensors,
+                       const WriteOptions& options, base::ThreadPool& pool,
+                       base::Progress& progress, const base::CancelToken* cancel) {
+  std::vector<SafetensorsWriter> writers;
+  SYNCLINE_ASSIGN(const std::vector<Part> parts,
+                  LayOut(files, directory, shards, tensors, writers));
+  std::uint64_t total = 0;
+  for (const Part& part : parts) total += part.size;
   base::Pool<std::vector<std::byte>> buffers;
   progress.Begin("write", total);
   SYNCLINE_TRY(pool.ParallelFor(
@@ -91,18 +113,55 @@ Result<WeightMap> WriteGroups(base::FileSystem& files, const std::string& direct
         const base::Pool<std::vector<std::byte>>::Lease buffer(buffers);
         base::ByteSpan bytes;
         if (options.loader == nullptr) {
-          bytes = part.tensor->bytes.subspan(part.begin, part.size);
+          bytes = tensors[part.tensor].bytes.subspan(part.begin, part.size);
         } else {
-          const auto index = static_cast<std::size_t>(part.tensor - tensors.data());
-          SYNCLINE_ASSIGN(bytes, options.loader->Load(index, part.begin, part.size, *buffer));
+          SYNCLINE_ASSIGN(bytes, options.loader->Load(part.tensor, part.begin, part.size, *buffer));
         }
-        SYNCLINE_TRY(writers[part.file].WriteAt(bytes, part.offset));
+        SYNCLINE_TRY(writers[part.shard].WriteAt(bytes, part.offset));
         progress.Add(part.size);
         return {};
       },
       cancel));
   for (SafetensorsWriter& writer : writers) SYNCLINE_TRY(writer.Commit(options.durable));
-  return map;
+  return {};
+}
+
+// The index of one folder.
+Status WriteIndexFile(base::FileSystem& files, const std::string& directory, std::string_view stem,
+                      std::span<const Shard> shards, std::span<const TensorView> tensors,
+                      bool durable) {
+  Index index;
+  std::uint64_t total = 0;
+  for (const Shard& shard : shards) {
+    for (const std::size_t i : shard.tensors) {
+      index.weight_map.emplace_back(NameInFile(shard, tensors[i]), shard.file);
+      total += tensors[i].bytes.size();
+    }
+  }
+  index.metadata.emplace_back("total_size", total);
+  SYNCLINE_ASSIGN(const std::string text, BoundedIndexText(std::move(index)));
+  return base::WriteTextAtomically(
+      files, base::JoinPath(base::JoinPath(directory, shards.front().folder), IndexNameOf(stem)),
+      text, durable);
+}
+
+// Numbers of the tensors of each folder; of one folder "".
+Result<std::map<std::string, std::vector<std::size_t>>> ByFolder(
+    std::span<const TensorView> tensors, const Stems& components) {
+  std::map<std::string, std::vector<std::size_t>> by_folder;
+  if (components.empty()) by_folder[""];
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    std::string folder;
+    if (!components.empty()) {
+      folder = FolderOfTensor(tensors[i].name);
+      if (!components.contains(folder)) {
+        return base::Fail(base::Code::kInvalidArgument,
+                          fmt::format("tensor {} belongs to no component", tensors[i].name));
+      }
+    }
+    by_folder[folder].push_back(i);
+  }
+  return by_folder;
 }
 
 }  // namespace
@@ -111,35 +170,57 @@ Status WriteCheckpoint(base::FileSystem& files, const std::string& directory,
                        std::span<const TensorView> tensors, const WriteOptions& options,
                        base::ThreadPool& pool, base::Progress& progress,
                        const base::CancelToken* cancel) {
-  const auto groups = Split(tensors, options.max_file_bytes);
-  std::vector<std::string> names;
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    names.push_back(groups.size() == 1 ? std::string(kSingleFileName)
-                                       : ShardName(i + 1, groups.size()));
+  SYNCLINE_ASSIGN(const auto by_folder, ByFolder(tensors, options.components));
+  const auto stem_of = [&](const std::string& folder) -> std::string_view {
+    const auto stem = options.components.find(folder);
+    return stem == options.components.end() ? kModelStem : std::string_view(stem->second);
+  };
+  std::vector<Shard> shards;
+  std::vector<std::pair<std::size_t, std::size_t>> ranges;  // of each folder: first, count
+  for (const auto& [folder, chosen] : by_folder) {
+    if (!folder.empty()) {
+      SYNCLINE_TRY(files.MakeDirectories(base::JoinPath(directory, folder)));
+    }
+    std::vector<Shard> own = Split(folder, chosen, tensors, options.max_file_bytes);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      own[i].file = own.size() == 1 ? SingleFileNameOf(stem_of(folder))
+                                    : ShardName(i + 1, own.size(), stem_of(folder));
+    }
+    ranges.emplace_back(shards.size(), own.size());
+    std::ranges::move(own, std::back_inserter(shards));
   }
-  Index index;
-  SYNCLINE_ASSIGN(index.weight_map, WriteGroups(files, directory, groups, names, tensors, options,
-                                                pool, progress, cancel));
-  if (groups.size() == 1) return {};
-  std::uint64_t total = 0;
-  for (const TensorView& view : tensors) total += view.bytes.size();
-  index.metadata.emplace_back("total_size", total);
-  SYNCLINE_ASSIGN(const std::string text, BoundedIndexText(std::move(index)));
-  return base::WriteTextAtomically(files, base::JoinPath(directory, kIndexName), text,
-                                   options.durable);
+  SYNCLINE_TRY(WriteShardFiles(files, directory, shards, tensors, options, pool, progress, cancel));
+  for (const auto& [first, count] : ranges) {
+    if (count == 1) continue;
+    SYNCLINE_TRY(WriteIndexFile(files, directory, stem_of(shards[first].folder),
+                                std::span(shards).subspan(first, count), tensors, options.durable));
+  }
+  return {};
 }
 
 Result<WeightMap> WriteShards(base::FileSystem& files, const std::string& directory,
                               std::span<const TensorView> tensors, const std::string& prefix,
                               const WriteOptions& options, base::ThreadPool& pool,
                               base::Progress& progress, const base::CancelToken* cancel) {
-  if (tensors.empty()) return WeightMap();
-  const auto groups = Split(tensors, options.max_file_bytes);
-  std::vector<std::string> names;
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    names.push_back(fmt::format("{}{:05}.safetensors", prefix, i));
+  WeightMap map;
+  if (tensors.empty()) return map;
+  SYNCLINE_ASSIGN(const auto by_folder, ByFolder(tensors, options.components));
+  std::vector<Shard> shards;
+  for (const auto& [folder, chosen] : by_folder) {
+    std::vector<Shard> own = Split(folder, chosen, tensors, options.max_file_bytes);
+    if (!folder.empty()) {
+      SYNCLINE_TRY(files.MakeDirectories(base::JoinPath(directory, folder)));
+    }
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      own[i].file = fmt::format("{}{:05}.safetensors", prefix, i);
+      for (const std::size_t tensor : own[i].tensors) {
+        map.emplace_back(tensors[tensor].name, base::JoinPath(folder, own[i].file));
+      }
+    }
+    std::ranges::move(own, std::back_inserter(shards));
   }
-  return WriteGroups(files, directory, groups, names, tensors, options, pool, progress, cancel);
+  SYNCLINE_TRY(WriteShardFiles(files, directory, shards, tensors, options, pool, progress, cancel));
+  return map;
 }
 
 }  // namespace syncline::checkpoint

@@ -107,6 +107,7 @@ Result<ApplyCounts> ApplyVersion(const ReplicaState& state,
   Head next = head;
   next.held = to;
   next.boot_id = state.boot_id();
+  next.stamp.clear();
   for (const store::DeltaTensor& delta : version.tensors) {
     next.hashes.insert_or_assign(delta.name, TensorHash{version.delta->checksum, delta.hash});
   }

@@ -132,7 +132,8 @@ class Puller {
     SYNCLINE_TRY(base::MakeDirectoriesDurably(files_, state_.directory(), true));
     // Another first pull may make the folder between two looks, so there is only one.
     SYNCLINE_ASSIGN(const std::vector<std::string> names, files_.List(state_.directory()));
-    const std::string_view own = base::BaseName(state_.Path(""));
+    const std::string folder = state_.Path("");
+    const std::string_view own = base::BaseName(folder);
     if (!names.empty() && std::ranges::find(names, own) == names.end()) {
       return Fail(Code::kAlreadyExists,
                   fmt::format("{} holds files and is no replica; choose an empty directory",
@@ -180,7 +181,12 @@ class Puller {
     const HeldVersion* from = held_ && held_->held.version <= target ? &held_->held : nullptr;
     const std::string seed = Seed().empty() ? given_up_seed_ : Seed();
     SYNCLINE_ASSIGN(const Plan plan, MakePlan(*source_, target, from, seed));
-    if (plan.kind == Plan::Start::kHeld && plan.deltas.empty()) return Keep();
+    if (plan.kind == Plan::Start::kHeld && plan.deltas.empty()) {
+      SYNCLINE_ASSIGN(const bool same, IsUnchanged(target));
+      if (same) return Keep();
+      held_ = std::nullopt;
+      return Advance(target);
+    }
     const auto lease = TakeLease(plan);
     SYNCLINE_ASSIGN(const std::vector<Version> deltas, Bring(plan));
     SYNCLINE_ASSIGN(last_, LastPull::Open(state_));
@@ -209,12 +215,38 @@ class Puller {
     return KeepAdopted(state_, *held_);
   }
 
-  // A replica that follows from far behind does not keep more of the way than its own size.
+  // A replica that follows from far behind does not keep more of the way than its own size, but
+  // always the last step.
   Status LimitJournals() {
     if (journal_bytes_ <= replica_bytes_) return {};
+    SYNCLINE_ASSIGN(Journals journals, Journals::Open(state_));
+    auto line = journals.LeadingTo(held_->held.token);
+    const auto sum = [&] {
+      std::uint64_t bytes = 0;
+      for (const StoredJournal* stored : line) bytes += stored->journal.bytes();
+      return bytes;
+    };
+    if (line.size() < 2) return {};
     SYNCLINE_ASSIGN(const auto last, LastPull::Open(state_));
-    journal_bytes_ = 0;
-    return last->Forget();
+    SYNCLINE_TRY(last->Sync());
+    while (line.size() > 1 && sum() > replica_bytes_) line.erase(line.begin());
+    journal_bytes_ = sum();
+    return journals.RemoveOthers(line);
+  }
+
+  // Has nobody written over the full version that is held, in the store? Where a manifest vouches for
+  // its bytes that is damage; where nothing does, it is another version now.
+  Result<bool> IsUnchanged(std::uint64_t target) {
+    if (held_->stamp.empty()) return true;
+    SYNCLINE_ASSIGN(const store::Described version, source_->Describe(target));
+    SYNCLINE_ASSIGN(const std::string stamp, source_->Stamp(version));
+    if (stamp == held_->stamp) return true;
+    if (!version.manifest) return false;
+    SYNCLINE_TRY(store::CheckFiles(files_, version.directory, version.manifest->manifest,
+                                   store::Part::kVersion, true, pool_, options_.cancel));
+    held_->stamp = stamp;
+    SYNCLINE_TRY(state_.WriteHead(*held_));
+    return true;
   }
 
   Status GoBack(std::uint64_t target) {
@@ -283,6 +315,7 @@ class Puller {
     const store::Manifest* expected = nullptr;
     if (in_store) {
       options.to.identity = plan.start.identity;
+      SYNCLINE_ASSIGN(options.stamp, source_->Stamp(plan.start));
       if (plan.start.manifest) {
         options.to.run = plan.start.manifest->manifest.run;
         expected = &plan.start.manifest->manifest;

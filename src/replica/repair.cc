@@ -1,7 +1,8 @@
 // 1. Withdraw the marker, durably.
 // 2. Find what leads to the version that is held (plan.h), without the replica itself.
 // 3. Files: write headers and other parts that no tensor covers, if the checkpoint at the plan's
-//    start has the very same. Then look again which tensors are damaged.
+//    start has the very same. Then look again: a file that could not be opened may have hidden
+//    others that are damaged, and hides its tensors.
 // 4. Tensors: write the start's bytes, then apply each delta that names the tensor, in place, block
 //    by block. The hash decides.
 // 5. Sync, and publish the marker.
@@ -32,6 +33,9 @@ using base::Status;
 using checkpoint::Checkpoint;
 using checkpoint::CheckpointTensor;
 using store::Version;
+
+// Files that cannot be opened, files that do not fit together, what no tensor covers.
+constexpr int kMaxRounds = 3;
 
 class Repairer {
  public:
@@ -78,6 +82,7 @@ class Repairer {
     if (wanted == head_.rests.end()) return cannot();
     touched_.insert(name);
     ++report_.files;
+    SYNCLINE_TRY(MakeFolder(name));
     const auto weights = std::ranges::find(start_->files(), name, &Checkpoint::WeightFile::name);
     if (weights == start_->files().end()) return RepairWhole(from, to, wanted->second, cannot);
     const auto number = static_cast<std::size_t>(weights - start_->files().begin());
@@ -124,12 +129,29 @@ class Repairer {
   }
 
   Status Sync(base::ThreadPool& pool) const {
-    return SyncFiles(state_.files(), state_.directory(), {touched_.begin(), touched_.end()}, pool);
+    SYNCLINE_TRY(
+        SyncFiles(state_.files(), state_.directory(), {touched_.begin(), touched_.end()}, pool));
+    for (const std::string& folder : folders_) {
+      SYNCLINE_TRY(state_.files().SyncDirectory(folder));
+    }
+    return {};
   }
 
   const RepairReport& report() const { return report_; }
 
  private:
+  // The folder of a file that is healed may be gone with it.
+  Status MakeFolder(const std::string& name) {
+    folders_.insert(state_.directory());
+    for (std::size_t slash = name.find('/'); slash != std::string::npos;
+         slash = name.find('/', slash + 1)) {
+      const std::string folder = base::JoinPath(state_.directory(), name.substr(0, slash));
+      SYNCLINE_TRY(state_.files().MakeDirectories(folder));
+      folders_.insert(folder);
+    }
+    return {};
+  }
+
   template <typename Cannot>
   Status RepairWhole(const std::string& from, const std::string& to, const std::string& hash,
                      const Cannot& cannot) {
@@ -174,7 +196,8 @@ class Repairer {
   FileSystem* start_files_ = nullptr;
   std::optional<Checkpoint> start_;
   std::vector<Version> deltas_;
-  std::set<std::string> touched_;
+  std::set<std::string> touched_;  // files
+  std::set<std::string> folders_;  // of files that were written anew
   RepairReport report_;
 };
 
@@ -186,15 +209,15 @@ Result<RepairReport> Repair(const ReplicaState& state, const Head& head, Damage 
   SYNCLINE_TRY(state.WithdrawMarker());
   Repairer repairer(state, head, source);
   SYNCLINE_TRY(repairer.OpenStart(seed));
-  std::vector<std::string> whole = damage.files;
-  whole.insert(whole.end(), damage.companions.begin(), damage.companions.end());
-  for (const std::string& name : whole) SYNCLINE_TRY(repairer.RepairFile(name));
-  if (!damage.files.empty()) {
-    SYNCLINE_ASSIGN(damage, FindDamage(state, head, nullptr, pool, progress, cancel));
-    if (!damage.files.empty()) {
+  for (int round = 1; true; ++round) {
+    for (const std::string& name : damage.files) SYNCLINE_TRY(repairer.RepairFile(name));
+    for (const std::string& name : damage.companions) SYNCLINE_TRY(repairer.RepairFile(name));
+    if (damage.files.empty()) break;
+    if (round > kMaxRounds) {
       return Fail(Code::kCorrupt, fmt::format("{}: {} could not be healed", state.directory(),
                                               fmt::join(damage.files, ", ")));
     }
+    SYNCLINE_ASSIGN(damage, FindDamage(state, head, nullptr, pool, progress, cancel));
   }
   SYNCLINE_ASSIGN(const Checkpoint replica, Checkpoint::Open(state.files(), state.directory()));
   const auto bytes_of = [&](const std::string& name) {

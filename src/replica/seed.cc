@@ -304,6 +304,7 @@ Result<std::uint64_t> Seeder::Bring(const std::string& checkpoint, const SeedOpt
   head.boot_id = state_.boot_id();
   head.source = options.source;
   head.seed = options.seed;
+  head.stamp = options.stamp;
   const std::string incoming = state_.Path(kIncoming);
   SYNCLINE_TRY(state_.WriteHeadFile(base::JoinPath(incoming, kComplete), head));
   SYNCLINE_TRY(files.SyncDirectory(state_.Path("")));

@@ -18,6 +18,7 @@ struct SeedOptions {
   HeldVersion to;        // the token is drawn here
   std::string source;    // see Head
   std::string seed;      // see Head
+  std::string stamp;     // see Head
   bool consume = false;  // the files of the checkpoint are ours: they are moved where that can be
 };
 

@@ -62,16 +62,18 @@ std::optional<Head> ParseHead(std::string_view text) {
   const auto boot_id = ParseText(*json, "boot_id");
   const auto source = ParseText(*json, "source");
   const auto seed = ParseText(*json, "seed");
+  const auto stamp = ParseText(*json, "stamp");
   const Json* hashes = json->Find("hashes");
   const Json* rests = json->Find("rests");
-  if (!held || !boot_id || !source || !seed || hashes == nullptr || hashes->object() == nullptr ||
+  if (!held || !boot_id || !source || !seed || !stamp || hashes == nullptr || hashes->object() == nullptr ||
       rests == nullptr || rests->object() == nullptr) {
     return std::nullopt;
   }
   const auto source_path = UnescapePath(*source);
   const auto seed_path = UnescapePath(*seed);
   if (!source_path || !seed_path) return std::nullopt;
-  Head head{.held = *held, .boot_id = *boot_id, .source = *source_path, .seed = *seed_path};
+  Head head{.held = *held, .boot_id = *boot_id, .source = *source_path, .seed = *seed_path,
+            .stamp = *stamp};
   for (const auto& [name, value] : *hashes->object()) {
     const auto hash = ParseHash(value);
     if (!hash) return std::nullopt;
@@ -201,6 +203,7 @@ Status ReplicaState::WriteHeadFile(const std::string& path, const Head& head) co
                                {"boot_id", head.boot_id},
                                {"source", EscapePath(head.source)},
                                {"seed", EscapePath(head.seed)},
+                               {"stamp", head.stamp},
                                {"hashes", std::move(hashes)},
                                {"rests", std::move(rests)}});
   return base::WriteTextAtomically(files_, path, CheckedText("head", ToText(json)), true);

@@ -41,6 +41,7 @@ struct Head {
   std::string boot_id;
   std::string source;  // URL of the store that it came from, and the seed's path; for repairs
   std::string seed;
+  std::string stamp;  // of the full version that is held (store/source.h); empty: it is none
   std::map<std::string, TensorHash, std::less<>> hashes;  // of every tensor
   // xxh3-128 of what no tensor covers, of every file: a weight file's header, all of another file.
   std::map<std::string, std::string, std::less<>> rests;

@@ -104,11 +104,28 @@ Result<std::optional<std::uint64_t>> Survey::Pointer() {
   return json ? NumberOf(json->Find("version")) : std::nullopt;
 }
 
+// OK if a version without index is a full one.
+Status Survey::FindFull(std::uint64_t version) {
+  auto single = store_.Stat(KeyOf(version, checkpoint::kSingleFileName), cancel_);
+  if (single) return {};
+  if (single.error().code != Code::kNotFound) return std::unexpected(single.error());
+  const Result<std::string> text =
+      store_.ReadText(KeyOf(version, kManifestName), kMaxManifestBytes, cancel_);
+  if (!text && text.error().code != Code::kNotFound) return std::unexpected(text.error());
+  if (text) {
+    SYNCLINE_ASSIGN(const Manifest manifest, ParseManifest(*text));
+    if (IsTree(manifest) && manifest.version == version) return {};
+    return std::unexpected(std::move(single).error());
+  }
+  if (store_.Stat(KeyOf(version, checkpoint::kPipelineIndexName), cancel_)) return {};
+  return std::unexpected(std::move(single).error());
+}
+
 Result<Node> Survey::ReadIndex(std::uint64_t version) {
   const Result<std::string> text =
       store_.ReadText(KeyOf(version, checkpoint::kIndexName), checkpoint::kMaxIndexBytes, cancel_);
   if (!text && text.error().code == Code::kNotFound) {
-    SYNCLINE_TRY(store_.Stat(KeyOf(version, checkpoint::kSingleFileName), cancel_));
+    SYNCLINE_TRY(FindFull(version));
     return Node{.kind = Node::Kind::kFull};
   }
   if (!text) return std::unexpected(text.error());

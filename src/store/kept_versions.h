@@ -47,6 +47,7 @@ class Survey {
 
  private:
   base::Result<Node> ReadIndex(std::uint64_t version);
+  base::Status FindFull(std::uint64_t version);
 
   objects::ObjectStore& store_;
   const base::CancelToken* cancel_;

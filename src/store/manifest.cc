@@ -214,6 +214,17 @@ Result<Manifest> ParseManifest(std::string_view text) {
   return manifest;
 }
 
+bool IsTree(const Manifest& manifest) {
+  if (manifest.base_version) return false;
+  bool in_folders = false;
+  for (const ManifestFile& file : manifest.files) {
+    if (!file.name.ends_with(".safetensors")) continue;
+    if (!file.name.contains('/')) return false;
+    in_folders = true;
+  }
+  return in_folders;
+}
+
 bool HasFullCopy(const Manifest& manifest) {
   return std::ranges::any_of(manifest.files,
                              [](const ManifestFile& file) { return IsOfFullCopy(file.name); });

@@ -73,6 +73,8 @@ struct ReadManifestResult {
 };
 // Does it list files in kFullCopyFolder?
 bool HasFullCopy(const Manifest& manifest);
+// Is it a full version whose weights lie in sub-folders only?
+bool IsTree(const Manifest& manifest);
 
 // Nothing if the version directory has none. Reads it twice: kCorrupt if that gives two texts.
 base::Result<std::optional<ReadManifestResult>> ReadManifest(base::FileSystem& files,

@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
+#include "checkpoint/components.h"
 #include "store/baseline.h"
 #include "store/directory_sink.h"
 #include "store/manifest.h"
@@ -144,8 +145,12 @@ class Publisher {
   base::Status LeadAttempts(Work& work);
   base::Status Survey(Work& work);
   base::Status Merge(Work& work, std::vector<RankPart>& parts);
-  base::Status WriteIndex(Work& work, std::string_view folder, base::Json::Object metadata,
-                          std::vector<std::pair<std::string, std::string>> map, bool companions);
+  base::Status WriteFullIndexes(Work& work, std::string_view folder,
+                                const std::vector<std::pair<std::string, std::string>>& map,
+                                const checkpoint::Stems& components);
+  base::Status WriteIndex(Work& work, std::string_view folder, std::string_view stem,
+                          base::Json::Object metadata,
+                          std::vector<std::pair<std::string, std::string>> map);
   base::Status FinishRanks(Work& work, const Announcement& announcement);
   base::Result<PublishReport> Follow(Work work);
   base::Result<std::optional<ReadManifestResult>> FollowAttempt(Work& work,

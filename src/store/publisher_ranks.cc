@@ -20,6 +20,7 @@
 #include "store/file_hash.h"
 #include "store/full_writer.h"
 #include "store/publisher_work.h"
+#include "store/rank_weights.h"
 #include "store/tensor_set.h"
 
 namespace syncline::store {
@@ -41,15 +42,6 @@ std::string NamesHash(std::span<const TensorView> tensors) {
     text += fmt::format("{}\n{} {}\n", view.name, Name(view.dtype), tensor::ShapeText(view.shape));
   }
   return Sha256Hex(base::AsBytes(text));
-}
-
-// Files of an earlier attempt of the same rank.
-Status RemoveOwn(FileSystem& files, const std::string& directory, const std::string& prefix) {
-  SYNCLINE_ASSIGN(const std::vector<std::string> names, files.List(directory));
-  for (const std::string& name : names) {
-    if (name.starts_with(prefix)) SYNCLINE_TRY(files.RemoveAll(base::JoinPath(directory, name)));
-  }
-  return {};
 }
 
 std::set<std::string> FilesOf(const checkpoint::WeightMap& map, std::string_view folder) {
@@ -105,13 +97,14 @@ Result<RankPart> Publisher::MakePart(Work& work, const Announcement& announcemen
   part.full_bytes = totals.bytes;
   const std::string prefix = RankFilePrefix(options_.ranks.rank);
   SYNCLINE_TRY(files_->MakeDirectories(work.directory));
-  SYNCLINE_TRY(RemoveOwn(*files_, work.directory, prefix));
+  SYNCLINE_TRY(RemoveOwnFiles(*files_, work.directory, prefix));
+  const checkpoint::WriteOptions how = {.durable = options_.durable,
+                                        .components = announcement.components};
   if (announcement.base_version) {
     SYNCLINE_TRY(WriteDeltaPart(work, announcement, split, part));
   } else {
-    SYNCLINE_ASSIGN(part.weight_map, checkpoint::WriteShards(*files_, work.directory, owned, prefix,
-                                                             {.durable = options_.durable}, *pool_,
-                                                             work.progress, work.cancel));
+    SYNCLINE_ASSIGN(part.weight_map, WriteOwnWeights(*files_, work.directory, owned, prefix, how,
+                                                     *pool_, work.progress, work.cancel));
     part.elements_changed = part.elements;
     SYNCLINE_ASSIGN(part.tensors, HashTensors(owned, nullptr, *pool_, work.cancel));
     std::vector<TensorView> skipped;
@@ -121,13 +114,9 @@ Result<RankPart> Publisher::MakePart(Work& work, const Announcement& announcemen
   std::set<std::string> names = FilesOf(part.weight_map, "");
   if (announcement.full_copy) {
     const std::string copy = base::JoinPath(work.directory, kFullCopyFolder);
-    SYNCLINE_TRY(files_->MakeDirectories(copy));
-    SYNCLINE_TRY(RemoveOwn(*files_, copy, prefix));
-    SYNCLINE_ASSIGN(part.copy_map, checkpoint::WriteShards(*files_, copy, owned, prefix,
-                                                           {.durable = options_.durable}, *pool_,
-                                                           work.progress, work.cancel));
+    SYNCLINE_ASSIGN(part.copy_map, WriteOwnWeights(*files_, copy, owned, prefix, how, *pool_,
+                                                   work.progress, work.cancel));
     names.merge(FilesOf(part.copy_map, kFullCopyFolder));
-    if (options_.durable) SYNCLINE_TRY(files_->SyncDirectory(copy));
   }
   if (options_.durable) SYNCLINE_TRY(files_->SyncDirectory(work.directory));
   work.written.assign(names.begin(), names.end());
@@ -283,41 +272,59 @@ Status Publisher::Merge(Work& work, std::vector<RankPart>& parts) {
                   last_totals_->tensors_total, last_totals_->full_bytes));
 }
 
-// Index of a checkpoint directory, and what belongs to it.
-Status Publisher::WriteIndex(Work& work, std::string_view folder, base::Json::Object metadata,
-                             checkpoint::WeightMap map, bool companions) {
+// The indexes of a full version or copy, and what belongs to it.
+Status Publisher::WriteFullIndexes(Work& work, std::string_view folder,
+                                   const checkpoint::WeightMap& map,
+                                   const checkpoint::Stems& components) {
+  std::map<std::string, checkpoint::WeightMap> maps;  // by the component's folder
+  if (components.empty()) maps[""] = map;
+  for (const auto& [tensor, file] : map) {
+    if (components.empty()) break;
+    const std::string component(checkpoint::FolderOfTensor(tensor));
+    const std::size_t skip = component.size() + 1;
+    maps[component].emplace_back(tensor.substr(skip), file.substr(skip));
+  }
   const std::string directory = base::JoinPath(work.directory, folder);
+  for (auto& [component, own] : maps) {
+    const auto stem = components.find(component);
+    const std::string inside = base::JoinPath(directory, component);
+    SYNCLINE_ASSIGN(const std::uint64_t bytes, TensorBytes(*files_, inside, FilesOf(own, "")));
+    SYNCLINE_TRY(WriteIndex(
+        work, base::JoinPath(folder, component),
+        stem == components.end() ? checkpoint::kModelStem : std::string_view(stem->second),
+        {{"total_size", bytes}}, std::move(own)));
+  }
+  if (options_.companions_from.empty()) return {};
+  std::vector<std::string> names;
+  SYNCLINE_TRY(CopyCompanions(*files_, options_.companions_from, directory, !components.empty(),
+                              options_.durable, names));
+  for (const std::string& name : names) work.written.push_back(base::JoinPath(folder, name));
+  return {};
+}
+
+Status Publisher::WriteIndex(Work& work, std::string_view folder, std::string_view stem,
+                             base::Json::Object metadata, checkpoint::WeightMap map) {
   checkpoint::Index index{.metadata = std::move(metadata), .weight_map = std::move(map)};
   SYNCLINE_ASSIGN(const std::string text, BoundedIndexText(std::move(index)));
-  SYNCLINE_TRY(base::WriteTextAtomically(*files_, base::JoinPath(directory, checkpoint::kIndexName),
-                                         text, options_.durable));
-  std::vector<std::string> names = {std::string(checkpoint::kIndexName)};
-  if (companions && !options_.companions_from.empty()) {
-    SYNCLINE_TRY(
-        CopyCompanions(*files_, options_.companions_from, directory, options_.durable, names));
-  }
-  for (const std::string& name : names) {
-    work.written.push_back(folder.empty() ? name : base::JoinPath(folder, name));
-  }
-  return {};
+  work.written.push_back(base::JoinPath(folder, checkpoint::IndexNameOf(stem)));
+  return base::WriteTextAtomically(*files_, base::JoinPath(work.directory, work.written.back()),
+                                   text, options_.durable);
 }
 
 Status Publisher::FinishRanks(Work& work, const Announcement& announcement) {
   Manifest& manifest = work.manifest;
   work.written.clear();
-  base::Json::Object sizes = {{"total_size", manifest.full_bytes}};
   if (manifest.base_version) {
-    SYNCLINE_TRY(WriteIndex(work, "",
+    SYNCLINE_TRY(WriteIndex(work, "", checkpoint::kModelStem,
                             DeltaMetadata({.version = manifest.version,
                                            .base_version = *manifest.base_version,
                                            .encoding = options_.encoding}),
-                            std::move(work.weight_map), false));
+                            std::move(work.weight_map)));
   } else {
-    SYNCLINE_TRY(WriteIndex(work, "", sizes, std::move(work.weight_map), true));
+    SYNCLINE_TRY(WriteFullIndexes(work, "", work.weight_map, announcement.components));
   }
   if (announcement.full_copy) {
-    SYNCLINE_TRY(
-        WriteIndex(work, kFullCopyFolder, std::move(sizes), std::move(work.copy_map), true));
+    SYNCLINE_TRY(WriteFullIndexes(work, kFullCopyFolder, work.copy_map, announcement.components));
     work.report.full_copy = true;
   }
   SYNCLINE_TRY(HashFiles(work));
@@ -327,12 +334,7 @@ Status Publisher::FinishRanks(Work& work, const Announcement& announcement) {
   // What a rank that came to nothing left there.
   std::set<std::string> listed;
   for (const ManifestFile& file : manifest.files) listed.insert(file.name);
-  SYNCLINE_ASSIGN(const std::vector<std::string> names, files_->List(work.directory));
-  for (const std::string& name : names) {
-    if (listed.contains(name) || (announcement.full_copy && name == kFullCopyFolder)) continue;
-    SYNCLINE_TRY(files_->RemoveAll(base::JoinPath(work.directory, name)));
-  }
-  return {};
+  return RemoveUnlisted(*files_, work.directory, listed);
 }
 
 Status Publisher::LeadAttempts(Work& work) {
@@ -350,6 +352,11 @@ Status Publisher::LeadAttempts(Work& work) {
     open.base_version = work.manifest.base_version;
     open.full_copy = dear;
     open.skip = skip_;
+    if (!open.base_version || open.full_copy) {
+      std::vector<std::string_view> names;
+      for (const auto& [name, rank] : owners_) names.emplace_back(name);
+      SYNCLINE_ASSIGN(open.components, ChooseStems(*files_, names, options_.companions_from));
+    }
     SYNCLINE_TRY(group_->Announce(open));
     SYNCLINE_ASSIGN(RankPart own, MakePart(work, open));
     SYNCLINE_ASSIGN(std::vector<RankPart> parts, group_->Collect(work.directory, work.cancel));

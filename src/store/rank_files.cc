@@ -128,6 +128,20 @@ Result<std::vector<ManifestFile>> ParseFiles(const Json& json) {
   return files;
 }
 
+Result<checkpoint::Stems> ParseComponents(const Json& json) {
+  SYNCLINE_ASSIGN(const Json::Object* object, Members(json, "components"));
+  checkpoint::Stems stems;
+  for (const auto& [folder, stem] : *object) {
+    const bool known = stem.string() != nullptr && (*stem.string() == checkpoint::kModelStem ||
+                                                    *stem.string() == checkpoint::kDiffusersStem);
+    if (!known || !checkpoint::IsComponentName(folder)) {
+      return Fail(Code::kCorrupt, fmt::format("component {} is none", folder));
+    }
+    stems.emplace(folder, *stem.string());
+  }
+  return stems;
+}
+
 struct PartField {
   std::string_view name;
   std::uint64_t RankPart::* value;
@@ -151,6 +165,8 @@ Status CheckFormat(const Json& json) {
 }  // namespace
 
 std::string AnnouncementText(const Announcement& announcement) {
+  Json::Object components;
+  for (const auto& [folder, stem] : announcement.components) components.emplace_back(folder, stem);
   Json::Object skip;
   for (const auto& [rank, names] : announcement.skip) {
     skip.emplace_back(fmt::format("{}", rank), Json::Array(names.begin(), names.end()));
@@ -166,6 +182,7 @@ std::string AnnouncementText(const Announcement& announcement) {
                           {"base_version",
                            announcement.base_version ? Json(*announcement.base_version) : Json()},
                           {"full_copy", announcement.full_copy},
+                          {"components", std::move(components)},
                           {"error", announcement.state == Announcement::State::kFailed
                                         ? ErrorJson(announcement.error)
                                         : Json()},
@@ -192,6 +209,7 @@ Result<Announcement> ParseAnnouncement(std::string_view text) {
   const Json* copy = json.Find("full_copy");
   announcement.full_copy = copy != nullptr && std::get_if<bool>(&copy->value()) != nullptr &&
                            std::get<bool>(copy->value());
+  SYNCLINE_ASSIGN(announcement.components, ParseComponents(json));
   if (announcement.state == Announcement::State::kFailed) {
     const Json* error = json.Find("error");
     SYNCLINE_ASSIGN(announcement.error, ParseError(error != nullptr ? *error : Json()));

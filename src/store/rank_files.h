@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "checkpoint/components.h"
 #include "store/manifest.h"
 
 namespace syncline::store {
@@ -34,6 +35,7 @@ struct Announcement {
   std::uint64_t version = 0;
   std::optional<std::uint64_t> base_version;  // nothing: a full version
   bool full_copy = false;                     // also a full copy
+  checkpoint::Stems components;               // of the full version or copy, if it is a tree
   base::Error error;                          // of kFailed
   // Tensors that several ranks hold: not to be written by that rank, only hashed.
   std::map<std::uint64_t, std::vector<std::string>> skip;

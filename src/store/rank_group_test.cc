@@ -334,10 +334,17 @@ TEST(RankFilesTest, RoundTripAndFaults) {
   announcement.state = Announcement::State::kFailed;
   announcement.error = {Code::kNoSpace, "full"};
   announcement.skip = {{1, {"a", "b"}}};
+  announcement.components = {{"vae", "diffusion_pytorch_model"}, {"text_encoder", "model"}};
   const std::string said = AnnouncementText(announcement);
   ASSERT_OK_AND_ASSIGN(const Announcement heard, ParseAnnouncement(said));
   EXPECT_EQ(AnnouncementText(heard), said);
   for (std::size_t i = 0; i < text.size(); ++i) (void)ParseRankPart(text.substr(0, i));
+  EXPECT_EQ(heard.components, announcement.components);
+  for (const auto& [folder, stem] : checkpoint::Stems{{"../x", "model"}, {"vae", "../x"}}) {
+    Announcement bad = announcement;
+    bad.components = {{folder, stem}};
+    EXPECT_ERROR(ParseAnnouncement(AnnouncementText(bad)), Code::kCorrupt, "component " + folder);
+  }
   for (std::size_t i = 0; i < said.size(); ++i) (void)ParseAnnouncement(said.substr(0, i));
 }
 

@@ -260,7 +260,8 @@ class Collector {
 
   Status RemoveObjects(std::uint64_t version, const std::vector<ObjectInfo>& objects) {
     for (const std::string_view name :
-         {kManifestName, kSignatureName, checkpoint::kIndexName, checkpoint::kSingleFileName}) {
+         {kManifestName, kSignatureName, checkpoint::kIndexName, checkpoint::kSingleFileName,
+          checkpoint::kPipelineIndexName}) {
       const std::string key = KeyOf(version, name);
       if (std::ranges::find(objects, key, &ObjectInfo::key) == objects.end()) continue;
       SYNCLINE_TRY(store_.Remove(key, options_.cancel));

@@ -159,7 +159,8 @@ Result<bool> Source::Has(std::uint64_t version) {
   }
   // Where we publish, the manifest is the commit.
   if (*has_pointer_) return false;
-  for (const std::string_view name : {checkpoint::kIndexName, checkpoint::kSingleFileName}) {
+  for (const std::string_view name :
+       {checkpoint::kIndexName, checkpoint::kSingleFileName, checkpoint::kPipelineIndexName}) {
     SYNCLINE_ASSIGN(const bool there, base::Exists(*files_, base::JoinPath(directory, name)));
     if (there) return true;
   }
@@ -168,6 +169,9 @@ Result<bool> Source::Has(std::uint64_t version) {
 
 Result<Described> Source::Describe(std::uint64_t version) {
   auto described = Wait(version, [&] { return DescribeNow(version); });
+  if (!described && !is_directory() && described.error().message.find(url()) == std::string::npos) {
+    return Annotate(std::move(described).error(), url());
+  }
   if (described) SYNCLINE_TRY(CheckSigned(*described));
   return described;
 }
@@ -213,6 +217,19 @@ Result<Described> Source::DescribeNow(std::uint64_t version) {
     described.identity = "index:" + tensor::HashHex(tensor::HashKind::kXxh3, base::AsBytes(*index));
   }
   return described;
+}
+
+Result<std::string> Source::Stamp(const Described& version) {
+  if (!is_directory() || version.delta) return "";
+  SYNCLINE_ASSIGN(const checkpoint::Checkpoint checkpoint,
+                  checkpoint::Checkpoint::Open(*files_, version.directory));
+  std::string text;
+  for (std::size_t i = 0; i < checkpoint.files().size(); ++i) {
+    SYNCLINE_ASSIGN(const base::FileInfo info, files_->Stat(checkpoint.FilePath(i)));
+    text += fmt::format("{} {} {} {} {}\n", checkpoint.files()[i].name, info.size,
+                        info.modified_ns, info.changed_ns, info.number);
+  }
+  return tensor::HashHex(tensor::HashKind::kXxh3, base::AsBytes(text));
 }
 
 Status Source::CheckSigned(Described& version) {

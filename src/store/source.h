@@ -84,6 +84,10 @@ class Source {
   // and the manifest are read.
   base::Result<Described> Describe(std::uint64_t version);
 
+  // What the files of a full version in a directory look like from outside (sizes, times, numbers):
+  // changes when one of them is written to or replaced. Empty for others.
+  base::Result<std::string> Stamp(const Described& version);
+
   // The directory, in files() of the machine, that holds the version's files (or its full copy). Of
   // a store that is a directory: where it is. Of others everything is fetched to `spool`/weight_vN
   // first, in parallel ranges; what a call that was interrupted has fetched is not fetched again.

@@ -9,7 +9,9 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/components.h"
 #include "checkpoint/safetensors.h"
+#include "store/manifest.h"
 
 namespace syncline::store {
 namespace {
@@ -178,6 +180,16 @@ Result<std::optional<DeltaInfo>> ParseDeltaInfo(const Json::Object& metadata) {
 
 namespace {
 
+// Does a directory without index hold a full version?
+Result<bool> HoldsFull(FileSystem& files, const std::string& directory) {
+  SYNCLINE_ASSIGN(const bool single,
+                  base::Exists(files, base::JoinPath(directory, checkpoint::kSingleFileName)));
+  if (single) return true;
+  SYNCLINE_ASSIGN(const auto manifest, ReadManifest(files, directory));
+  if (manifest) return IsTree(manifest->manifest);
+  return base::Exists(files, base::JoinPath(directory, checkpoint::kPipelineIndexName));
+}
+
 struct DeltaIndex {
   checkpoint::Index index;
   DeltaInfo info;
@@ -191,9 +203,9 @@ Result<std::optional<DeltaIndex>> ReadDeltaIndex(FileSystem& files, const std::s
   const Result<std::string> text = base::ReadText(files, index_path, checkpoint::kMaxIndexBytes);
   if (!text && text.error().code != Code::kNotFound) return std::unexpected(text.error());
   if (!text) {
-    const std::string single = base::JoinPath(directory, checkpoint::kSingleFileName);
-    SYNCLINE_ASSIGN(const bool full, base::Exists(files, single));
-    if (full) return std::nullopt;
+    auto full = HoldsFull(files, directory);
+    if (!full) return Annotate(std::move(full).error(), fmt::format("version {}", number));
+    if (*full) return std::nullopt;
     SYNCLINE_ASSIGN(const bool there, base::Exists(files, directory));
     if (!there) {
       return Fail(Code::kNotFound, fmt::format("version {} is not in {}", number, store));
@@ -250,6 +262,7 @@ bool IsCompanionFile(std::string_view name) {
   constexpr std::array<std::string_view, 9> kWeights = {
       ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".tmp"};
   return !name.starts_with('.') && !name.starts_with("syncline.") &&
+         !name.contains(".safetensors.index.") &&  // of a variant
          std::ranges::none_of(kWeights, [&](std::string_view end) { return name.ends_with(end); });
 }
 
@@ -277,9 +290,45 @@ Result<std::vector<std::string>> ListCompanions(FileSystem& files, const std::st
   return found;
 }
 
+namespace {
+
+// Weight files and indexes of a full version that has no index in its root.
+Status AddWeightFiles(FileSystem& files, const std::string& directory,
+                      std::set<std::string>& names) {
+  const std::string single(checkpoint::kSingleFileName);
+  SYNCLINE_ASSIGN(const bool pipeline,
+                  base::Exists(files, base::JoinPath(directory, checkpoint::kPipelineIndexName)));
+  SYNCLINE_ASSIGN(const bool there, base::Exists(files, base::JoinPath(directory, single)));
+  if (there || !pipeline) {
+    names.insert(single);
+    return {};
+  }
+  SYNCLINE_ASSIGN(const auto components, checkpoint::FindComponents(files, directory));
+  for (const checkpoint::Component& component : components) {
+    for (const std::string& file : component.files) {
+      names.insert(base::JoinPath(component.folder, file));
+    }
+    if (!component.indexed) continue;
+    const std::string index_name =
+        base::JoinPath(component.folder, checkpoint::IndexNameOf(component.stem));
+    SYNCLINE_ASSIGN(
+        const std::string text,
+        base::ReadText(files, base::JoinPath(directory, index_name), checkpoint::kMaxIndexBytes));
+    SYNCLINE_ASSIGN(const checkpoint::Index index, checkpoint::ParseIndex(text));
+    names.insert(index_name);
+    for (const auto& [tensor, file] : index.weight_map) {
+      names.insert(base::JoinPath(component.folder, file));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
 Result<std::vector<std::string>> ListForeignFiles(FileSystem& files, const std::string& directory,
                                                   bool delta, bool can_list) {
-  constexpr std::array<std::string_view, 12> kUsual = {"config.json",
+  constexpr std::array<std::string_view, 13> kUsual = {"config.json",
+                                                       checkpoint::kPipelineIndexName,
                                                        "generation_config.json",
                                                        "tokenizer.json",
                                                        "tokenizer_config.json",
@@ -299,7 +348,7 @@ Result<std::vector<std::string>> ListForeignFiles(FileSystem& files, const std::
     SYNCLINE_ASSIGN(const checkpoint::Index index, checkpoint::ParseIndex(*text));
     for (const auto& [tensor, file] : index.weight_map) names.insert(file);
   } else if (text.error().code == Code::kNotFound) {
-    names.emplace(checkpoint::kSingleFileName);
+    SYNCLINE_TRY(AddWeightFiles(files, directory, names));
   } else {
     return std::unexpected(text.error());
   }

@@ -52,7 +52,7 @@ struct Version {
 };
 
 // Errors name the version and the file. A directory without index is a full version if it holds
-// model.safetensors.
+// model.safetensors, or is a tree of components by its manifest or by model_index.json.
 base::Result<Version> ReadVersion(base::FileSystem& files, const std::string& store,
                                   std::uint64_t version);
 
@@ -76,8 +76,8 @@ base::Result<std::vector<std::string>> ListCompanions(base::FileSystem& files,
                                                       const std::string& directory);
 
 // The files of a version without manifest: those that its index names, the index, and of a full
-// version its companions; where the folder cannot be listed, those of the usual names that are
-// there.
+// version its companions; of a tree those of all components. Where the folder cannot be listed,
+// companions are those of the usual names that are there.
 base::Result<std::vector<std::string>> ListForeignFiles(base::FileSystem& files,
                                                         const std::string& directory, bool delta,
                                                         bool can_list);
