@@ -277,6 +277,28 @@ class Puller {
     return TakeBack(state_, {first, line.end()}, *held_, pool_, progress_);
   }
 
+  // What was read for applying must be what the plan was made from.
+  Status CheckDelta(const Version& version, const store::Described& described) const {
+    const auto changed = [&](const std::string& what) {
+      return Fail(Code::kCorrupt, fmt::format("version {} of {} changed while it was read: {}",
+                                              version.number, source_->url(), what));
+    };
+    if (!version.delta) return changed("it was a delta");
+    if (version.delta->base_version != described.delta->base_version) return changed("its base");
+    if (!described.manifest) return {};
+    const std::vector<store::ManifestTensor>& expected = described.manifest->manifest.tensors;
+    if (version.tensors.size() != expected.size()) {
+      return changed(fmt::format("{} tensors, the manifest says {}", version.tensors.size(),
+                                 expected.size()));
+    }
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      if (version.tensors[i].name != expected[i].name) return changed(expected[i].name);
+      if (version.delta->checksum != tensor::HashKind::kXxh3) continue;
+      if (version.tensors[i].hash != expected[i].hash) return changed(expected[i].name);
+    }
+    return {};
+  }
+
   // Step 4.
   Result<std::vector<Version>> Bring(const Plan& plan) {
     const std::string spool = state_.Path("fetch");
@@ -287,6 +309,7 @@ class Puller {
       SYNCLINE_ASSIGN(Version version,
                       store::ReadVersion(files_, source_->is_directory() ? source_->path() : spool,
                                          described.number));
+      SYNCLINE_TRY(CheckDelta(version, described));
       deltas.push_back(std::move(version));
     }
     if (plan.kind == Plan::Start::kHeld) return deltas;

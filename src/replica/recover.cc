@@ -144,6 +144,7 @@ class Recovery {
     SYNCLINE_TRY(CarryOut({begun}, Side::kNew));
     if (!damaged_journal_) {
       held_.head->held = journal.to;
+      held_.head->stamp.clear();
       for (const JournalTensor& tensor : journal.tensors) {
         held_.head->hashes.insert_or_assign(tensor.name, tensor.after);
       }

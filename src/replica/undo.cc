@@ -34,6 +34,7 @@ Head HeadBefore(const ReplicaState& state, const JournalHead& journal, const Hea
   Head before = head;
   before.held = journal.from;
   before.boot_id = state.boot_id();
+  before.stamp.clear();
   for (const JournalTensor& tensor : journal.tensors) {
     before.hashes.insert_or_assign(tensor.name, tensor.before);
   }
