@@ -288,8 +288,8 @@ class Puller {
     if (!described.manifest) return {};
     const std::vector<store::ManifestTensor>& expected = described.manifest->manifest.tensors;
     if (version.tensors.size() != expected.size()) {
-      return changed(fmt::format("{} tensors, the manifest says {}", version.tensors.size(),
-                                 expected.size()));
+      return changed(
+          fmt::format("{} tensors, the manifest says {}", version.tensors.size(), expected.size()));
     }
     for (std::size_t i = 0; i < expected.size(); ++i) {
       if (version.tensors[i].name != expected[i].name) return changed(expected[i].name);

@@ -20,6 +20,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <set>
 #include <vector>
@@ -29,6 +30,7 @@
 #include "replica/changes.h"
 #include "replica/hash_tensors.h"
 #include "replica/install.h"
+#include "store/file_hash.h"
 #include "store/version.h"
 
 namespace syncline::replica {
@@ -154,21 +156,30 @@ class Copier {
                     const base::CancelToken* cancel) const {
     const std::string folder =
         part == store::Part::kFullCopy ? fmt::format("{}/", store::kFullCopyFolder) : "";
-    store::Manifest copied;
+    std::map<std::string, const store::ManifestFile*> known;
     for (const store::ManifestFile& file : expected.files) {
-      if (!file.name.starts_with(folder)) continue;
-      const std::string name = file.name.substr(folder.size());
-      if (std::ranges::find(names_, name) == names_.end()) continue;
-      copied.files.push_back({name, file.bytes, file.sha256});
+      if (file.name.starts_with(folder)) known.emplace(file.name.substr(folder.size()), &file);
     }
+    std::vector<std::string> paths;
     for (const std::string& name : names_) {
-      if (std::ranges::find(copied.files, name, &store::ManifestFile::name) != copied.files.end()) {
-        continue;
+      if (!known.contains(name)) {
+        return Fail(Code::kCorrupt,
+                    fmt::format("{}: the manifest does not name {}", from_.directory(), name));
       }
-      return Fail(Code::kCorrupt,
-                  fmt::format("{}: the manifest does not name {}", from_.directory(), name));
+      paths.push_back(To(name));
     }
-    return store::CheckFiles(files_, to_, copied, store::Part::kAll, true, pool, cancel);
+    SYNCLINE_ASSIGN(const std::vector<store::FileHash> hashes,
+                    store::HashFiles(files_, paths, pool, cancel));
+    for (std::size_t i = 0; i < hashes.size(); ++i) {
+      const store::ManifestFile& file = *known.find(names_[i])->second;
+      if (hashes[i].sha256 == file.sha256) continue;
+      return Fail(Code::kChecksumMismatch,
+                  fmt::format("what was copied of {} has {} bytes and the SHA-256 {}, the manifest "
+                              "says {} bytes and {}",
+                              base::JoinPath(from_.directory(), names_[i]), hashes[i].bytes,
+                              hashes[i].sha256, file.bytes, file.sha256));
+    }
+    return {};
   }
 
   std::uint64_t bytes() const { return bytes_; }

@@ -65,14 +65,17 @@ std::optional<Head> ParseHead(std::string_view text) {
   const auto stamp = ParseText(*json, "stamp");
   const Json* hashes = json->Find("hashes");
   const Json* rests = json->Find("rests");
-  if (!held || !boot_id || !source || !seed || !stamp || hashes == nullptr || hashes->object() == nullptr ||
-      rests == nullptr || rests->object() == nullptr) {
+  if (!held || !boot_id || !source || !seed || !stamp || hashes == nullptr ||
+      hashes->object() == nullptr || rests == nullptr || rests->object() == nullptr) {
     return std::nullopt;
   }
   const auto source_path = UnescapePath(*source);
   const auto seed_path = UnescapePath(*seed);
   if (!source_path || !seed_path) return std::nullopt;
-  Head head{.held = *held, .boot_id = *boot_id, .source = *source_path, .seed = *seed_path,
+  Head head{.held = *held,
+            .boot_id = *boot_id,
+            .source = *source_path,
+            .seed = *seed_path,
             .stamp = *stamp};
   for (const auto& [name, value] : *hashes->object()) {
     const auto hash = ParseHash(value);

@@ -226,8 +226,8 @@ Result<std::string> Source::Stamp(const Described& version) {
   std::string text;
   for (std::size_t i = 0; i < checkpoint.files().size(); ++i) {
     SYNCLINE_ASSIGN(const base::FileInfo info, files_->Stat(checkpoint.FilePath(i)));
-    text += fmt::format("{} {} {} {} {}\n", checkpoint.files()[i].name, info.size,
-                        info.modified_ns, info.changed_ns, info.number);
+    text += fmt::format("{} {} {} {} {}\n", checkpoint.files()[i].name, info.size, info.modified_ns,
+                        info.changed_ns, info.number);
   }
   return tensor::HashHex(tensor::HashKind::kXxh3, base::AsBytes(text));
 }
