@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "base/progress.h"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): the library's
 class App;
 }
 

@@ -28,6 +28,7 @@ Status RunHook(const std::string& command, const std::string& store,
   environment.push_back("SYNCLINE_VERSION=" + number);
   environment.push_back("SYNCLINE_STORE=" + store);
   std::vector<char*> pointers;
+  pointers.reserve(environment.size() + 1);
   for (std::string& entry : environment) pointers.push_back(entry.data());
   pointers.push_back(nullptr);
   std::string shell = "/bin/sh";

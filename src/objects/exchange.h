@@ -9,7 +9,7 @@
 
 #include "objects/transfer.h"
 
-struct curl_slist;
+struct curl_slist;  // NOLINT(readability-identifier-naming): the library's
 
 namespace syncline::objects {
 

@@ -44,7 +44,7 @@ base::Result<std::unique_ptr<MotoServer>> MotoServer::Start() {
   server->pid_ = fork();
   if (server->pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(126);
+    if (getppid() != parent || output < 0) _exit(126);
     dup2(output, STDOUT_FILENO);
     dup2(output, STDERR_FILENO);
     execv(program.c_str(), const_cast<char* const*>(arguments));

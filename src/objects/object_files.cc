@@ -18,7 +18,7 @@ using base::Result;
 using base::Status;
 
 // Headers are read in small pieces: each request brings at least this much.
-constexpr std::size_t kReadAheadBytes = 64 * 1024;
+constexpr std::size_t kReadAheadBytes = std::size_t{64} * 1024;
 
 std::unexpected<base::Error> ReadOnly(const std::string& path) {
   return Fail(Code::kPermissionDenied, fmt::format("{}: the store is only read here", path));

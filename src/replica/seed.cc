@@ -305,9 +305,9 @@ Result<std::uint64_t> Seeder::Bring(const std::string& checkpoint, const SeedOpt
   SYNCLINE_TRY(copier.CheckNamesAndSpace(options.consume));
   SYNCLINE_ASSIGN(Head head, copier.Copy(options.consume, pool, progress, cancel));
   if (expected != nullptr) {
-    SYNCLINE_TRY(CheckTensors(from, *expected, head.hashes));
     // Files that were moved here were hashed when they were fetched.
     if (!options.consume) SYNCLINE_TRY(copier.CheckFiles(*expected, part, pool, cancel));
+    SYNCLINE_TRY(CheckTensors(from, *expected, head.hashes));
   }
   SYNCLINE_TRY(copier.Sync(pool));
   head.held = options.to;

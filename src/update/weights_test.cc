@@ -223,7 +223,8 @@ TEST_F(WeightsTest, ReplicaThatChangesMeanwhileIsRefused) {
   ASSERT_OK(FileSystem::Posix().MakeDirectories(Path("second") + "/.weight_sync"));
   ASSERT_OK(state.PublishMarker({.version = 5, .token = "a"}));
   faulty_.SetRule([&](std::string_view operation, const std::string& path) -> base::Status {
-    if (operation == "read" && path.ends_with("model.safetensors")) return state.PublishMarker({.version = 6, .token = "b"});
+    if (operation == "read" && path.ends_with("model.safetensors"))
+      return state.PublishMarker({.version = 6, .token = "b"});
     return {};
   });
   EXPECT_ERROR(Update(Path("second"), "two"), Code::kOutOfOrder, "at version 5 and changed");

@@ -78,10 +78,10 @@ Status PublishPlainly(World& world) {
     const std::uint64_t expected = stands ? world.newest() : world.newest() - 1;
     if (last != expected) return Wrong("resumed at another version than the store's last");
     if (!stands) SYNCLINE_TRY(world.Publish(*publisher));
-  } else if (!stands) {
+  } else {  // it makes durable what it finds
     SYNCLINE_ASSIGN(store::Publisher publisher,
                     world.OpenPublisher(world.machine(), world.store()));
-    SYNCLINE_TRY(world.Publish(publisher));
+    if (!stands) SYNCLINE_TRY(world.Publish(publisher));
   }
   SYNCLINE_ASSIGN(const auto left, FileSystem::Posix().List(store::OwnDirectory(world.store())));
   for (const std::string& name : left) {
