@@ -221,7 +221,7 @@ def encoders_seeds() -> Iterator[tuple[str, bytes]]:
 
 def record(block: int, positions: list[int], old: bytes, new: bytes) -> bytes:
     """A sparse record of units of one byte."""
-    head = struct.pack("<QIBBH", block, len(positions), 1, 0, 0)
+    head = struct.pack("<QIBBHQ", block, len(positions), 1, 0, 0, 0)
     return head + struct.pack(f"<{len(positions)}H", *positions) + old + new
 
 
@@ -252,7 +252,7 @@ def journal_seeds() -> Iterator[tuple[str, bytes]]:
     }
     sparse_one = record(0, [0, 7, 65535], b"abc", b"xyz")
     sparse_two = record(65536, [3], b"a", b"b")
-    whole = struct.pack("<QIBBH", 0, 4, 2, 1, 0) + bytes(range(16))
+    whole = struct.pack("<QIBBHQ", 0, 4, 2, 1, 0, 0) + bytes(range(16))
     good = [(0, sparse_one + sparse_two), (1, whole)]
     for kind in (0, 1):
         yield f"good-{kind}", bytes([kind]) + journal_file(head, good)

@@ -285,11 +285,11 @@ TEST(XorTest, LongUnchangedStretchesCostFourBytesABlock) {
 
 TEST(RecordTest, ABlockAtTheEndOfAllNumbersIsNone) {
   const auto record = [](std::uint64_t block) {
-    Bytes bytes(16 + 2 + 2);
+    Bytes bytes(24 + 2 + 2);
     base::Store(bytes.data(), block);
     base::Store(&bytes[8], std::uint32_t{1});
     base::Store(&bytes[12], std::uint8_t{1});
-    base::Store(&bytes[16], std::uint16_t{65535});
+    base::Store(&bytes[24], std::uint16_t{65535});
     return bytes;
   };
   const Bytes last = record(~std::uint64_t{0} - 2 * kBlockBytes + 1);
