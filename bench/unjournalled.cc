@@ -77,6 +77,7 @@ Status Apply(const std::string& store, std::uint64_t number, const std::string& 
     names.push_back(checkpoint.files()[i].name);
   }
   std::vector<const store::DeltaTensor*> order;
+  order.reserve(version.tensors.size());
   for (const store::DeltaTensor& delta : version.tensors) order.push_back(&delta);
   std::ranges::sort(order, std::ranges::greater(), [](const auto* delta) { return delta->bytes; });
   SYNCLINE_TRY(pool.ParallelFor(order.size(), [&](std::size_t i) -> Status {

@@ -67,6 +67,7 @@ Status Journals::RemoveOthers(const std::vector<const StoredJournal*>& keep) {
   for (const std::string& path : unreadable_) SYNCLINE_TRY(files_->Remove(path));
   unreadable_.clear();
   std::vector<std::string> kept;
+  kept.reserve(keep.size());
   for (const StoredJournal* stored : keep) kept.push_back(stored->path);
   for (std::size_t i = all_.size(); i-- > 0;) {
     if (std::ranges::find(kept, all_[i].path) != kept.end()) continue;

@@ -304,8 +304,7 @@ class Puller {
     const std::string spool = state_.Path("fetch");
     std::vector<Version> deltas;
     for (const store::Described& described : plan.deltas) {
-      SYNCLINE_ASSIGN(const std::string directory,
-                      source_->Bring(described, store::Part::kVersion, spool, pool_, progress_));
+      SYNCLINE_TRY(source_->Bring(described, store::Part::kVersion, spool, pool_, progress_));
       SYNCLINE_ASSIGN(Version version,
                       store::ReadVersion(files_, source_->is_directory() ? source_->path() : spool,
                                          described.number));
