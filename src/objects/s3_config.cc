@@ -102,7 +102,7 @@ class Loader {
 
   // Where AWS' tools look, unless a variable says another place; empty: nowhere.
   std::string FilePath(const char* variable, std::string_view name) const {
-    const std::string path = Variable(variable);
+    std::string path = Variable(variable);
     if (!path.empty()) return path;
     const std::string home = Variable("HOME");
     return home.empty() ? "" : fmt::format("{}/.aws/{}", home, name);

@@ -22,7 +22,6 @@
 namespace syncline::store {
 namespace {
 
-using base::Code;
 using base::FileSystem;
 using base::Result;
 using base::Status;

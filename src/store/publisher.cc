@@ -219,6 +219,7 @@ Status Publisher::WriteFullCopy(Work& work) {
 // Lists work.written in the manifest.
 Status Publisher::HashFiles(Work& work) {
   std::vector<std::string> paths;
+  paths.reserve(work.written.size());
   for (const std::string& name : work.written) {
     paths.push_back(base::JoinPath(work.directory, name));
   }

@@ -29,7 +29,6 @@ namespace {
 using base::CancelToken;
 using base::Code;
 using base::Fail;
-using base::FileSystem;
 using base::Result;
 using base::Status;
 using tensor::TensorView;
@@ -90,6 +89,7 @@ Result<RankPart> Publisher::MakePart(Work& work, const Announcement& announcemen
   }
   const Split split = SplitTensors(work.tensors, announcement);
   std::vector<TensorView> owned;
+  owned.reserve(split.owned.size());
   for (const std::size_t i : split.owned) owned.push_back(work.tensors[i]);
   SYNCLINE_ASSIGN(const TensorTotals totals, Total(owned));
   part.tensors_total = owned.size();
@@ -108,6 +108,7 @@ Result<RankPart> Publisher::MakePart(Work& work, const Announcement& announcemen
     part.elements_changed = part.elements;
     SYNCLINE_ASSIGN(part.tensors, HashTensors(owned, nullptr, *pool_, work.cancel));
     std::vector<TensorView> skipped;
+    skipped.reserve(split.skipped.size());
     for (const std::size_t i : split.skipped) skipped.push_back(work.tensors[i]);
     SYNCLINE_ASSIGN(part.skipped, HashTensors(skipped, nullptr, *pool_, work.cancel));
   }
@@ -354,6 +355,7 @@ Status Publisher::LeadAttempts(Work& work) {
     open.skip = skip_;
     if (!open.base_version || open.full_copy) {
       std::vector<std::string_view> names;
+      names.reserve(owners_.size());
       for (const auto& [name, rank] : owners_) names.emplace_back(name);
       SYNCLINE_ASSIGN(open.components, ChooseStems(*files_, names, options_.companions_from));
     }
@@ -476,7 +478,7 @@ Result<PublishReport> Publisher::Follow(Work work) {
       return std::unexpected(std::move(published).error());
     }
     const Manifest& manifest = (*published)->manifest;
-    TakeOver({.version = manifest.version, .manifest = **published});
+    TakeOver({.version = manifest.version, .manifest = *published});
     held_.reset();
     if (Status moved = baseline_->Advance(manifest.version, work.tensors, work.lines, *pool_);
         !moved) {

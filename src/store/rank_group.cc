@@ -216,6 +216,7 @@ Result<std::vector<RankPart>> RankGroup::Collect(const std::string& staging,
   };
   SYNCLINE_TRY(Wait(step, what, cancel));
   std::vector<RankPart> collected;
+  collected.reserve(parts.size());
   for (std::optional<RankPart>& part : parts) collected.push_back(*std::move(part));
   return collected;
 }
