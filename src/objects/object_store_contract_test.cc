@@ -315,6 +315,8 @@ TEST_P(ObjectStoreContract, PutsTexts) {
   }
   ASSERT_OK(store().PutText("a/text", "one", true, nullptr));
   EXPECT_ERROR(store().PutText("a/text", "two", true, nullptr), Code::kAlreadyExists, "a/text");
+  EXPECT_ERROR(store().PutText("a/text", "one", true, nullptr), Code::kAlreadyExists, "a/text");
+  EXPECT_ERROR(store().PutText("a/text", "", true, nullptr), Code::kAlreadyExists, "a/text");
   EXPECT_EQ(store().ReadText("a/text", 10, nullptr).value_or(""), "one");
   ASSERT_OK(store().PutText("a/text", "three", false, nullptr));
   EXPECT_EQ(store().ReadText("a/text", 10, nullptr).value_or(""), "three");
