@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <set>
 #include <string_view>
 
 #include "base/faulty_file_system.h"
@@ -65,7 +66,7 @@ Status Apply(const std::string& store, std::uint64_t number, const std::string& 
   SYNCLINE_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files, replica));
   std::vector<std::unique_ptr<base::File>> frames;
   std::vector<std::unique_ptr<base::File>> weights;
-  std::vector<std::string> names;
+  std::set<std::string> names;
   for (const std::string& name : version.files) {
     SYNCLINE_ASSIGN(auto file,
                     files.Open(base::JoinPath(version.directory, name), base::OpenMode::kRead));
@@ -74,7 +75,7 @@ Status Apply(const std::string& store, std::uint64_t number, const std::string& 
   for (std::size_t i = 0; i < checkpoint.files().size(); ++i) {
     SYNCLINE_ASSIGN(auto file, files.Open(checkpoint.FilePath(i), base::OpenMode::kReadWrite));
     weights.push_back(std::move(file));
-    names.push_back(checkpoint.files()[i].name);
+    names.insert(checkpoint.files()[i].name);
   }
   std::vector<const store::DeltaTensor*> order;
   order.reserve(version.tensors.size());

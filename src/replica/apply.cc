@@ -41,18 +41,10 @@ Status PutBack(const ReplicaState& state, const std::string& path, const Head& h
   SYNCLINE_ASSIGN(const Journal journal, Journal::Open(state.files(), path));
   SYNCLINE_TRY(
       Install(state.files(), state.directory(), journal, Side::kOld, Check::kNone, pool, progress));
-  std::set<std::string> names;
-  std::set<std::string> tensors;
-  for (const JournalTensor& tensor : journal.head().tensors) {
-    names.insert(tensor.file);
-    tensors.insert(tensor.name);
-  }
-  SYNCLINE_ASSIGN(const Damage damage,
-                  FindDamage(
-                      state, head, [&](const std::string& name) { return tensors.contains(name); },
-                      pool, progress, nullptr));
+  const std::set<std::string> tensors = journal.head().TensorNames();
+  SYNCLINE_ASSIGN(const Damage damage, FindDamage(state, head, &tensors, pool, progress, nullptr));
   if (damage.weights()) return Fail(Code::kChecksumMismatch, "the old bytes did not come back");
-  SYNCLINE_TRY(SyncFiles(state.files(), state.directory(), {names.begin(), names.end()}, pool));
+  SYNCLINE_TRY(SyncFiles(state.files(), state.directory(), journal.head().FileNames(), pool));
   SYNCLINE_TRY(state.WriteHead(head));
   SYNCLINE_TRY(state.PublishMarker(head.held));
   return state.files().Remove(path);

@@ -144,12 +144,13 @@ class DamageFinder {
     return {};
   }
 
-  Status LookAtTensors(const Checkpoint& checkpoint,
-                       const std::function<bool(const std::string&)>& only, base::ThreadPool& pool,
-                       base::Progress& progress, const base::CancelToken* cancel) {
+  Status LookAtTensors(const Checkpoint& checkpoint, const std::set<std::string>* only,
+                       base::ThreadPool& pool, base::Progress& progress,
+                       const base::CancelToken* cancel) {
     const auto kind_of = [&](const std::string& name) -> std::optional<tensor::HashKind> {
       const auto found = head_.hashes.find(name);
-      if (found == head_.hashes.end() || (only && !only(name))) return std::nullopt;
+      if (found == head_.hashes.end() || (only != nullptr && !only->contains(name)))
+        return std::nullopt;
       return found->second.kind;
     };
     progress.Begin("hash", checkpoint.total_bytes());
@@ -158,7 +159,7 @@ class DamageFinder {
         HashTensors(state_.files(), checkpoint, kind_of, nullptr, pool, progress, cancel));
     for (std::size_t i = 0; i < hashes.size(); ++i) {
       const std::string& name = checkpoint.tensors()[i].name;
-      if (only && !only(name)) continue;
+      if (only != nullptr && !only->contains(name)) continue;
       const auto found = head_.hashes.find(name);
       if (found == head_.hashes.end() || found->second.hex != hashes[i].hex) {
         damage_.tensors.push_back(name);
@@ -218,16 +219,15 @@ Result<std::map<std::string, std::string, std::less<>>> HashRests(FileSystem& fi
 }
 
 Result<Damage> FindDamage(const ReplicaState& state, const Head& head,
-                          const std::function<bool(const std::string&)>& only,
-                          base::ThreadPool& pool, base::Progress& progress,
-                          const base::CancelToken* cancel) {
+                          const std::set<std::string>* only, base::ThreadPool& pool,
+                          base::Progress& progress, const base::CancelToken* cancel) {
   DamageFinder finder(state, head);
-  if (!only) SYNCLINE_TRY(finder.LookAtFiles());
+  if (only == nullptr) SYNCLINE_TRY(finder.LookAtFiles());
   if (!finder.damage().files.empty()) return std::move(finder.damage());
   const auto checkpoint = Checkpoint::Open(state.files(), state.directory());
   if (!checkpoint) {
     if (!MeansDamage(checkpoint.error())) return std::unexpected(checkpoint.error());
-    if (only) SYNCLINE_TRY(finder.LookAtFiles());
+    if (only != nullptr) SYNCLINE_TRY(finder.LookAtFiles());
     // Whatever is wrong lies in files that open one by one but do not fit together.
     if (finder.damage().files.empty()) {
       for (const auto& [name, hash] : head.rests) {
@@ -236,7 +236,7 @@ Result<Damage> FindDamage(const ReplicaState& state, const Head& head,
     }
     return std::move(finder.damage());
   }
-  if (!only) SYNCLINE_TRY(finder.LookAtRests(*checkpoint));
+  if (only == nullptr) SYNCLINE_TRY(finder.LookAtRests(*checkpoint));
   SYNCLINE_TRY(finder.LookAtTensors(*checkpoint, only, pool, progress, cancel));
   return std::move(finder.damage());
 }

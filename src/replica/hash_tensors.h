@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,8 +56,7 @@ struct Damage {
 };
 // `only`: look at no other tensors; null: at all, and at the rests.
 base::Result<Damage> FindDamage(const ReplicaState& state, const Head& head,
-                                const std::function<bool(const std::string&)>& only,
-                                base::ThreadPool& pool, base::Progress& progress,
-                                const base::CancelToken* cancel);
+                                const std::set<std::string>* only, base::ThreadPool& pool,
+                                base::Progress& progress, const base::CancelToken* cancel);
 
 }  // namespace syncline::replica

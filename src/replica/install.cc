@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "base/pool.h"
 
@@ -78,10 +79,11 @@ Status Install(base::FileSystem& files, const std::string& directory, const Jour
 }
 
 Status SyncFiles(base::FileSystem& files, const std::string& directory,
-                 const std::vector<std::string>& names, base::ThreadPool& pool) {
-  return pool.ParallelFor(names.size(), [&](std::size_t i) -> Status {
+                 const std::set<std::string>& names, base::ThreadPool& pool) {
+  const std::vector<std::string> order(names.begin(), names.end());
+  return pool.ParallelFor(order.size(), [&](std::size_t i) -> Status {
     SYNCLINE_ASSIGN(const auto file,
-                    files.Open(base::JoinPath(directory, names[i]), base::OpenMode::kReadWrite));
+                    files.Open(base::JoinPath(directory, order[i]), base::OpenMode::kReadWrite));
     return file->Sync();
   });
 }

@@ -1,8 +1,8 @@
 // Writes one side of a journal into the files of a replica.
 #pragma once
 
+#include <set>
 #include <string>
-#include <vector>
 
 #include "base/file.h"
 #include "base/progress.h"
@@ -26,6 +26,6 @@ base::Status Install(base::FileSystem& files, const std::string& directory, cons
 
 // The data of these files (relative to the directory) is on the device when it returns.
 base::Status SyncFiles(base::FileSystem& files, const std::string& directory,
-                       const std::vector<std::string>& names, base::ThreadPool& pool);
+                       const std::set<std::string>& names, base::ThreadPool& pool);
 
 }  // namespace syncline::replica

@@ -90,6 +90,18 @@ std::optional<JournalHead> ParseHead(std::string_view text) {
 
 }  // namespace
 
+std::set<std::string> JournalHead::TensorNames() const {
+  std::set<std::string> names;
+  for (const JournalTensor& tensor : tensors) names.insert(tensor.name);
+  return names;
+}
+
+std::set<std::string> JournalHead::FileNames() const {
+  std::set<std::string> names;
+  for (const JournalTensor& tensor : tensors) names.insert(tensor.file);
+  return names;
+}
+
 Result<std::unique_ptr<JournalWriter>> JournalWriter::Create(base::FileSystem& files,
                                                              const std::string& path,
                                                              const JournalHead& head) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,10 @@ struct JournalHead {
   HeldVersion from;     // what its marker says before
   HeldVersion to;       // and after
   std::vector<JournalTensor> tensors;
+
+  // Names of the tensors, and of the files that they lie in.
+  std::set<std::string> TensorNames() const;
+  std::set<std::string> FileNames() const;
 };
 
 // Writes a journal; nothing counts before Commit(). Append may be called from several threads.

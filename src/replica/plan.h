@@ -23,6 +23,10 @@ struct Plan {
   std::vector<store::Described> deltas;  // after the start, in the order of their use
   std::uint64_t bytes = 0;               // to be read from the store
 
+  // Which part of `start` is the checkpoint to begin with.
+  store::Part start_part() const {
+    return kind == Start::kFullCopy ? store::Part::kFullCopy : store::Part::kVersion;
+  }
   std::uint64_t start_version() const { return kind == Start::kSeed ? 0 : start.number; }
 };
 

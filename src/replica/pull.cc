@@ -13,6 +13,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <set>
 
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
@@ -45,14 +46,10 @@ class LastPull {
   static Result<std::unique_ptr<LastPull>> Open(const ReplicaState& state) {
     auto last = std::make_unique<LastPull>(state);
     SYNCLINE_ASSIGN(last->journals_, Journals::Open(state));
-    std::vector<std::string> names;
+    std::set<std::string> names;
     for (const StoredJournal& stored : last->journals_.all()) {
-      for (const JournalTensor& tensor : stored.journal.head().tensors) {
-        names.push_back(tensor.file);
-      }
+      names.merge(stored.journal.head().FileNames());
     }
-    std::ranges::sort(names);
-    names.erase(std::unique(names.begin(), names.end()), names.end());
     if (!names.empty()) {
       last->synced_ = std::async(std::launch::async, [&state, names]() -> Status {
         base::ThreadPool pool(1);
@@ -104,7 +101,9 @@ class Puller {
     SYNCLINE_TRY(PrepareDirectory());
     SYNCLINE_ASSIGN(const auto lock, state_.Lock(base::LockMode::kExclusive, options_.cancel));
     // Another process may have pulled a newer one while this one waited.
-    SYNCLINE_ASSIGN(report_.version, ChooseTarget());
+    if (!options_.version) {
+      SYNCLINE_ASSIGN(report_.version, ChooseTarget());
+    }
     SYNCLINE_TRY(LookAtReplica());
     if (held_) report_.from_version = held_->held.version;
     SYNCLINE_TRY(Advance(report_.version));
@@ -148,18 +147,15 @@ class Puller {
     report_.recovered = held.recovered;
     held_ = std::move(held.head);
     adopted_ = held.adopted;
+    seed_ = options_.seed.empty() && held_ ? held_->seed : options_.seed;
     if (held_ && held.damage.weights()) SYNCLINE_TRY(Heal(std::move(held.damage)));
     return {};
-  }
-
-  const std::string& Seed() const {
-    return options_.seed.empty() && held_ ? held_->seed : options_.seed;
   }
 
   // Heals what is held, or gives it up: then another checkpoint has to take its place.
   Status Heal(Damage damage) {
     SYNCLINE_TRY(Keep());
-    const auto repaired = Repair(state_, *held_, std::move(damage), *source_, Seed(), pool_,
+    const auto repaired = Repair(state_, *held_, std::move(damage), *source_, seed_, pool_,
                                  progress_, options_.cancel);
     if (repaired) {
       report_.tensors_repaired += repaired->tensors;
@@ -170,7 +166,6 @@ class Puller {
     base::Log(base::LogLevel::kWarning,
               fmt::format("{}: version {} is damaged and could not be healed: {}",
                           state_.directory(), held_->held.version, repaired.error().message));
-    given_up_seed_ = Seed();
     held_ = std::nullopt;
     return {};
   }
@@ -179,8 +174,7 @@ class Puller {
     if (held_ && target < held_->held.version && target != 0) return GoBack(target);
     // Target 0 is a reset: what is held does not lead there, unless it is version 0.
     const HeldVersion* from = held_ && held_->held.version <= target ? &held_->held : nullptr;
-    const std::string seed = Seed().empty() ? given_up_seed_ : Seed();
-    SYNCLINE_ASSIGN(const Plan plan, MakePlan(*source_, target, from, seed));
+    SYNCLINE_ASSIGN(const Plan plan, MakePlan(*source_, target, from, seed_));
     if (plan.kind == Plan::Start::kHeld && plan.deltas.empty()) {
       SYNCLINE_ASSIGN(const bool same, IsUnchanged(target));
       if (same) return Keep();
@@ -315,9 +309,8 @@ class Puller {
     // The start is read now, so that a bad one is known before anything changes.
     start_directory_ = plan.seed;
     if (plan.kind != Plan::Start::kSeed) {
-      const store::Part part =
-          plan.kind == Plan::Start::kFullCopy ? store::Part::kFullCopy : store::Part::kVersion;
-      SYNCLINE_ASSIGN(start_directory_, source_->Bring(plan.start, part, spool, pool_, progress_));
+      SYNCLINE_ASSIGN(start_directory_,
+                      source_->Bring(plan.start, plan.start_part(), spool, pool_, progress_));
     }
     auto seed = Checkpoint::Open(files_, start_directory_);
     if (!seed) {
@@ -331,9 +324,8 @@ class Puller {
     const bool in_store = plan.kind != Plan::Start::kSeed;
     SeedOptions options{.to = {.version = plan.start_version()},
                         .source = source_->url(),
-                        .seed = options_.seed.empty() ? given_up_seed_ : options_.seed,
+                        .seed = seed_,
                         .consume = in_store && !source_->is_directory()};
-    if (held_ && options.seed.empty()) options.seed = held_->seed;
     const store::Manifest* expected = nullptr;
     if (in_store) {
       options.to.identity = plan.start.identity;
@@ -343,12 +335,10 @@ class Puller {
         expected = &plan.start.manifest->manifest;
       }
     }
-    const store::Part part =
-        plan.kind == Plan::Start::kFullCopy ? store::Part::kFullCopy : store::Part::kVersion;
     Seeder seeder(state_);
-    SYNCLINE_ASSIGN(
-        const std::uint64_t bytes,
-        seeder.Bring(start_directory_, options, expected, part, pool_, progress_, options_.cancel));
+    SYNCLINE_ASSIGN(const std::uint64_t bytes,
+                    seeder.Bring(start_directory_, options, expected, plan.start_part(), pool_,
+                                 progress_, options_.cancel));
     SYNCLINE_TRY(Keep());
     SYNCLINE_TRY(last_->Forget());
     SYNCLINE_TRY(last_->SyncRemoval());
@@ -366,7 +356,7 @@ class Puller {
         .run = described.manifest ? described.manifest->manifest.run : held_->held.run,
         .identity = described.identity};
     held_->source = source_->url();
-    if (!options_.seed.empty()) held_->seed = options_.seed;
+    held_->seed = seed_;
     const auto before_writing = [&]() -> Status {
       SYNCLINE_TRY(Keep());
       if (last_ == nullptr) return {};
@@ -410,11 +400,11 @@ class Puller {
   base::Progress& progress_;
   base::ThreadPool pool_;
   std::unique_ptr<store::Source> source_;
-  std::optional<Head> held_;         // what the replica holds, whole
-  bool adopted_ = false;             // and it is another program's, so far
-  std::string given_up_seed_;        // of what could not be healed
-  std::string start_directory_;      // of the plan's start
-  std::unique_ptr<LastPull> last_;   // until this pull changes something
+  std::optional<Head> held_;        // what the replica holds, whole
+  bool adopted_ = false;            // and it is another program's, so far
+  std::string seed_;                // checkpoint that is version 0: as it was given, now or earlier
+  std::string start_directory_;     // of the plan's start
+  std::unique_ptr<LastPull> last_;  // until this pull changes something
   std::uint64_t journal_bytes_ = 0;  // of this pull's journals
   std::uint64_t replica_bytes_ = 0;
   PullReport report_;

@@ -104,11 +104,11 @@ class Recovery {
   }
 
   Status SyncAll() const {
-    std::vector<std::string> names;
+    std::set<std::string> names;
     for (const auto& [name, hash] : held_.head->rests) {
       SYNCLINE_ASSIGN(const bool there,
                       base::Exists(state_.files(), base::JoinPath(state_.directory(), name)));
-      if (there) names.push_back(name);
+      if (there) names.insert(name);
     }
     return SyncFiles(state_.files(), state_.directory(), names, pool_);
   }
@@ -122,7 +122,8 @@ class Recovery {
     SYNCLINE_TRY(CarryOut(past, Side::kNew));
     if (begun != nullptr) {
       SYNCLINE_TRY(CarryOut({begun}, Side::kOld));
-      SYNCLINE_TRY(SyncTouched({begun}));
+      SYNCLINE_TRY(
+          SyncFiles(state_.files(), state_.directory(), begun->journal.head().FileNames(), pool_));
     }
     held_.recovered = true;
     SYNCLINE_TRY(CheckTouched());
@@ -188,8 +189,8 @@ class Recovery {
                             state_.directory(), held.version, checkpoint.error().message));
       return state_.WithdrawMarker();
     }
-    std::vector<std::string> names;
-    for (const auto& file : checkpoint->files()) names.push_back(file.name);
+    std::set<std::string> names;
+    for (const auto& file : checkpoint->files()) names.insert(file.name);
     SYNCLINE_TRY(SyncFiles(state_.files(), state_.directory(), names, pool_));
     progress_.Begin("hash", checkpoint->total_bytes());
     SYNCLINE_ASSIGN(
@@ -210,9 +211,7 @@ class Recovery {
     for (const StoredJournal* stored : line) {
       const Status status = Install(state_.files(), state_.directory(), stored->journal, side,
                                     Check::kNone, pool_, progress_);
-      for (const JournalTensor& tensor : stored->journal.head().tensors) {
-        touched_.insert(tensor.name);
-      }
+      touched_.merge(stored->journal.head().TensorNames());
       if (status) continue;
       // A journal, or a file, that is damaged: what came of it is found out by the hashes.
       if (status.error().code != Code::kCorrupt && status.error().code != Code::kNotFound) {
@@ -224,21 +223,10 @@ class Recovery {
     return {};
   }
 
-  Status SyncTouched(const Line& line) const {
-    std::set<std::string> names;
-    for (const StoredJournal* stored : line) {
-      for (const JournalTensor& tensor : stored->journal.head().tensors) names.insert(tensor.file);
-    }
-    return SyncFiles(state_.files(), state_.directory(), {names.begin(), names.end()}, pool_);
-  }
-
   Status CheckTouched() {
     if (touched_.empty()) return {};
-    SYNCLINE_ASSIGN(
-        held_.damage,
-        FindDamage(
-            state_, *held_.head, [&](const std::string& name) { return touched_.contains(name); },
-            pool_, progress_, cancel_));
+    SYNCLINE_ASSIGN(held_.damage,
+                    FindDamage(state_, *held_.head, &touched_, pool_, progress_, cancel_));
     return {};
   }
 

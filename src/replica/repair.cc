@@ -129,8 +129,7 @@ class Repairer {
   }
 
   Status Sync(base::ThreadPool& pool) const {
-    SYNCLINE_TRY(
-        SyncFiles(state_.files(), state_.directory(), {touched_.begin(), touched_.end()}, pool));
+    SYNCLINE_TRY(SyncFiles(state_.files(), state_.directory(), touched_, pool));
     for (const std::string& folder : folders_) {
       SYNCLINE_TRY(state_.files().SyncDirectory(folder));
     }

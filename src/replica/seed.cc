@@ -147,7 +147,7 @@ class Copier {
   }
 
   Status Sync(base::ThreadPool& pool) const {
-    SYNCLINE_TRY(SyncFiles(files_, to_, names_, pool));
+    SYNCLINE_TRY(SyncFiles(files_, to_, {names_.begin(), names_.end()}, pool));
     return SyncFolders(files_, to_, names_);
   }
 

@@ -46,23 +46,17 @@ Status StepBack(const ReplicaState& state, const StoredJournal& stored, Head& he
   const JournalHead& journal = stored.journal.head();
   FileSystem& files = state.files();
   Head before = HeadBefore(state, journal, head);
-  std::set<std::string> tensors;
-  std::set<std::string> names;
+  const std::set<std::string> tensors = journal.TensorNames();
   Change change{.from = journal.to, .to = journal.from};
   for (const JournalTensor& tensor : journal.tensors) {
-    tensors.insert(tensor.name);
-    names.insert(tensor.file);
     change.tensors.push_back({tensor.name, tensor.bytes});
   }
   SYNCLINE_TRY(state.WithdrawMarker());
   SYNCLINE_TRY(
       Install(files, state.directory(), stored.journal, Side::kOld, Check::kNone, pool, progress));
   if (!tensors.empty()) {
-    SYNCLINE_ASSIGN(
-        const Damage damage,
-        FindDamage(
-            state, before, [&](const std::string& name) { return tensors.contains(name); }, pool,
-            progress, nullptr));
+    SYNCLINE_ASSIGN(const Damage damage,
+                    FindDamage(state, before, &tensors, pool, progress, nullptr));
     if (damage.weights()) {
       SYNCLINE_TRY(Install(files, state.directory(), stored.journal, Side::kNew, Check::kNone, pool,
                            progress));
@@ -73,7 +67,7 @@ Status StepBack(const ReplicaState& state, const StoredJournal& stored, Head& he
                       state.directory(), journal.from.version, fmt::join(damage.tensors, ", ")));
     }
   }
-  SYNCLINE_TRY(SyncFiles(files, state.directory(), {names.begin(), names.end()}, pool));
+  SYNCLINE_TRY(SyncFiles(files, state.directory(), journal.FileNames(), pool));
   SYNCLINE_TRY(state.WriteHead(before));
   SYNCLINE_TRY(state.PublishMarker(before.held, /*durable=*/true));
   head = std::move(before);
