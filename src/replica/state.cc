@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -11,6 +10,7 @@
 
 #include "base/json.h"
 #include "replica/checked_text.h"
+#include "store/version.h"
 
 namespace syncline::replica {
 namespace {
@@ -28,17 +28,6 @@ constexpr std::string_view kHead = "syncline.json";
 constexpr std::uint64_t kFormat = 2;
 constexpr std::uint64_t kMaxMarkerBytes = 1 << 16;
 constexpr std::uint64_t kMaxHeadBytes = 256'000'000;
-
-std::optional<std::uint64_t> ParseVersion(const Json* json) {
-  if (json == nullptr) return std::nullopt;
-  if (json->unsigned_integer() != nullptr) return *json->unsigned_integer();
-  if (json->string() == nullptr) return std::nullopt;
-  const std::string& text = *json->string();
-  std::uint64_t version = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), version);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return version;
-}
 
 // The string of that name; empty if it is missing, nothing if it is of another type.
 std::optional<std::string> ParseText(const Json& json, std::string_view key) {
@@ -118,7 +107,7 @@ Json::Object HeldJson(const HeldVersion& held) {
 
 std::optional<HeldVersion> ParseHeld(const Json* json) {
   if (json == nullptr || json->object() == nullptr) return std::nullopt;
-  const auto version = ParseVersion(json->Find("version"));
+  const auto version = store::VersionNumber(json->Find("version"));
   const auto token = ParseText(*json, "token");
   const auto run = ParseText(*json, "run");
   const auto identity = ParseText(*json, "identity");
@@ -168,7 +157,7 @@ Result<std::optional<Marker>> ReplicaState::ReadMarker() const {
   if (!text) return std::nullopt;
   const Result<Json> json = base::ParseJson(*text);
   if (!json) return std::nullopt;
-  const auto version = ParseVersion(json->Find("version"));
+  const auto version = store::VersionNumber(json->Find("version"));
   const auto token = ParseText(*json, "syncline");
   if (!version || !token) return std::nullopt;
   return Marker{*version, *token};

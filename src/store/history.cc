@@ -34,10 +34,8 @@ Result<std::uint64_t> SumBytes(FileSystem& files, const std::string& directory, 
 // Empty if the version has no signature, or one that cannot be read.
 Result<std::string> ReadSigner(FileSystem& files, const std::string& directory) {
   const std::string path = base::JoinPath(directory, kSignatureName);
-  SYNCLINE_ASSIGN(const bool there, base::Exists(files, path));
-  if (!there) return std::string();
-  SYNCLINE_ASSIGN(const std::string text, base::ReadText(files, path, kMaxSignatureBytes));
-  return ClaimedSigner(text);
+  SYNCLINE_ASSIGN(const auto text, base::ReadTextIfThere(files, path, kMaxSignatureBytes));
+  return text ? ClaimedSigner(*text) : std::string();
 }
 
 // Where a folder cannot be listed, the manifest says what is in it.

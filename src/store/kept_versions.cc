@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-
 #include "base/log.h"
 #include "checkpoint/index.h"
 #include "store/latest.h"
@@ -32,26 +30,9 @@ std::string KeyOf(std::uint64_t version, std::string_view name) {
   return fmt::format("{}/{}", VersionName(version), name);
 }
 
-std::optional<std::uint64_t> NumberOf(const Json* json) {
-  if (json == nullptr) return std::nullopt;
-  if (json->unsigned_integer() != nullptr) return *json->unsigned_integer();
-  if (json->string() == nullptr) return std::nullopt;
-  const std::string& text = *json->string();
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || text.empty() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
 Result<Versions> Survey::List() {
-  SYNCLINE_ASSIGN(const auto folders, store_.List("", true, cancel_));
-  Versions versions;
-  for (const ObjectInfo& folder : folders) {
-    std::string_view name = folder.key;
-    if (name.ends_with('/')) name.remove_suffix(1);
-    if (const auto version = ParseVersionName(name)) versions.insert(*version);
-  }
-  return versions;
+  SYNCLINE_ASSIGN(const std::vector<std::uint64_t> listed, ListVersionFolders(store_, cancel_));
+  return Versions(listed.begin(), listed.end());
 }
 
 Result<Node> Survey::Read(std::uint64_t version) {
@@ -87,7 +68,7 @@ Result<bool> Survey::HoldsFullCopy(std::uint64_t version) {
   for (const ObjectInfo& object : there) sizes.emplace(object.key, object.bytes);
   std::size_t files = 0;
   for (const ManifestFile& file : manifest->files) {
-    if (!file.name.starts_with(fmt::format("{}/", kFullCopyFolder))) continue;
+    if (!IsOfFullCopy(file.name)) continue;
     const auto found = sizes.find(KeyOf(version, file.name));
     if (found == sizes.end() || found->second != file.bytes) return false;
     ++files;
@@ -101,7 +82,7 @@ Result<std::optional<std::uint64_t>> Survey::Pointer() {
   if (!text && MayPass(text.error().code)) return std::unexpected(text.error());
   if (!text) return std::nullopt;
   const Result<Json> json = base::ParseJson(*text);
-  return json ? NumberOf(json->Find("version")) : std::nullopt;
+  return json ? VersionNumber(json->Find("version")) : std::nullopt;
 }
 
 // OK if a version without index is a full one.

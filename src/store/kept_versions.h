@@ -19,8 +19,6 @@ namespace syncline::store {
 
 // Key of an object of a version.
 std::string KeyOf(std::uint64_t version, std::string_view name);
-// A number, or digits in a text.
-std::optional<std::uint64_t> NumberOf(const base::Json* json);
 
 struct Node {
   enum class Kind { kFull, kDelta, kUnreadable };

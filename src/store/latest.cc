@@ -58,10 +58,9 @@ Result<Latest> ParseLatest(std::string_view text) {
 
 Result<std::optional<Latest>> ReadLatest(base::FileSystem& files, const std::string& store) {
   const std::string path = base::JoinPath(store, kLatestName);
-  SYNCLINE_ASSIGN(const bool there, base::Exists(files, path));
-  if (!there) return std::nullopt;
-  SYNCLINE_ASSIGN(const std::string text, base::ReadText(files, path, kMaxLatestBytes));
-  Result<Latest> latest = ParseLatest(text);
+  SYNCLINE_ASSIGN(const auto text, base::ReadTextIfThere(files, path, kMaxLatestBytes));
+  if (!text) return std::nullopt;
+  Result<Latest> latest = ParseLatest(*text);
   if (!latest) return Annotate(std::move(latest).error(), path);
   return *std::move(latest);
 }

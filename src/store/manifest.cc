@@ -155,10 +155,6 @@ Status ParseHead(const Json& json, Manifest& manifest) {
   return {};
 }
 
-bool IsOfFullCopy(std::string_view name) {
-  return name.starts_with(kFullCopyFolder) && name.substr(kFullCopyFolder.size()).starts_with('/');
-}
-
 }  // namespace
 
 std::string ManifestText(const Manifest& manifest) {
@@ -225,6 +221,10 @@ bool IsTree(const Manifest& manifest) {
   return in_folders;
 }
 
+bool IsOfFullCopy(std::string_view name) {
+  return name.starts_with(kFullCopyFolder) && name.substr(kFullCopyFolder.size()).starts_with('/');
+}
+
 bool HasFullCopy(const Manifest& manifest) {
   return std::ranges::any_of(manifest.files,
                              [](const ManifestFile& file) { return IsOfFullCopy(file.name); });
@@ -243,23 +243,25 @@ std::string DrawRun() {
   return base::ToHex(bytes);
 }
 
+Result<ReadManifestResult> TakeManifest(std::string text, const std::string& where) {
+  Result<Manifest> manifest = ParseManifest(text);
+  if (!manifest) return Annotate(std::move(manifest).error(), where);
+  std::string identity = Identity(text);
+  return ReadManifestResult{*std::move(manifest), std::move(text), std::move(identity)};
+}
+
 Result<std::optional<ReadManifestResult>> ReadManifest(FileSystem& files,
                                                        const std::string& directory) {
   const std::string path = base::JoinPath(directory, kManifestName);
-  SYNCLINE_ASSIGN(const bool there, base::Exists(files, path));
-  if (!there) return std::nullopt;
-  ReadManifestResult result;
-  SYNCLINE_ASSIGN(result.text, base::ReadText(files, path, kMaxManifestBytes));
+  SYNCLINE_ASSIGN(std::optional<std::string> text,
+                  base::ReadTextIfThere(files, path, kMaxManifestBytes));
+  if (!text) return std::nullopt;
   // An identity that came of a wrong read would be handed on for ever.
   SYNCLINE_ASSIGN(const std::string again, base::ReadText(files, path, kMaxManifestBytes));
-  if (again != result.text) {
+  if (again != *text) {
     return Fail(Code::kCorrupt, fmt::format("{} changed while it was read", path));
   }
-  Result<Manifest> manifest = ParseManifest(result.text);
-  if (!manifest) return Annotate(std::move(manifest).error(), path);
-  result.manifest = *std::move(manifest);
-  result.identity = Identity(result.text);
-  return result;
+  return TakeManifest(*std::move(text), path);
 }
 
 Status CheckFiles(FileSystem& files, const std::string& directory, const Manifest& manifest,

@@ -73,8 +73,13 @@ struct ReadManifestResult {
 };
 // Does it list files in kFullCopyFolder?
 bool HasFullCopy(const Manifest& manifest);
+// Is that a file of the full copy?
+bool IsOfFullCopy(std::string_view name);
 // Is it a full version whose weights lie in sub-folders only?
 bool IsTree(const Manifest& manifest);
+
+// The text of a manifest, taken apart; errors begin with `where`.
+base::Result<ReadManifestResult> TakeManifest(std::string text, const std::string& where);
 
 // Nothing if the version directory has none. Reads it twice: kCorrupt if that gives two texts.
 base::Result<std::optional<ReadManifestResult>> ReadManifest(base::FileSystem& files,

@@ -104,15 +104,8 @@ class ObjectSink final : public Sink {
   }
 
   Result<std::optional<NewestVersion>> FindNewest(const CancelToken* cancel) override {
-    SYNCLINE_ASSIGN(const auto folders, objects_->List("", true, cancel));
-    std::set<std::uint64_t, std::greater<>> versions;
-    for (const objects::ObjectInfo& folder : folders) {
-      const std::string_view name = folder.key;
-      if (!name.ends_with('/')) continue;
-      if (const auto version = ParseVersionName(name.substr(0, name.size() - 1))) {
-        versions.insert(*version);
-      }
-    }
+    SYNCLINE_ASSIGN(const std::vector<std::uint64_t> listed, ListVersionFolders(*objects_, cancel));
+    std::set<std::uint64_t, std::greater<>> versions(listed.begin(), listed.end());
     // Not every server lists what was written a moment ago.
     if (const auto latest = ReadPointer(cancel)) versions.insert(latest->version);
     for (const std::uint64_t version : versions) {
@@ -158,15 +151,7 @@ class ObjectSink final : public Sink {
     auto text = objects_->ReadText(Key(version, kManifestName), kMaxManifestBytes, cancel);
     if (!text && text.error().code == Code::kNotFound) return std::nullopt;
     if (!text) return std::unexpected(std::move(text).error());
-    ReadManifestResult result{.manifest = {}, .text = *std::move(text), .identity = {}};
-    auto manifest = ParseManifest(result.text);
-    if (!manifest) {
-      return Annotate(std::move(manifest).error(),
-                      base::JoinPath(VersionUrl(version), kManifestName));
-    }
-    result.manifest = *std::move(manifest);
-    result.identity = Identity(result.text);
-    return result;
+    return TakeManifest(*std::move(text), base::JoinPath(VersionUrl(version), kManifestName));
   }
 
   std::unexpected<base::Error> Taken(std::uint64_t version) const {

@@ -73,7 +73,7 @@ std::string NotesText(const Notes& notes) {
 
 std::optional<Notes> ParseNotes(std::string_view text) {
   const Result<Json> json = base::ParseJson(text);
-  if (!json || NumberOf(json->Find("format")) != kNotesFormat) return std::nullopt;
+  if (!json || VersionNumber(json->Find("format")) != kNotesFormat) return std::nullopt;
   const Json* useless = json->Find("useless");
   const Json* removing = json->Find("removing");
   if (useless == nullptr || useless->object() == nullptr || removing == nullptr ||

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <thread>
 
@@ -25,10 +24,6 @@ using base::Status;
 
 constexpr double kRemoteWaitSeconds = 30;
 constexpr std::uint64_t kMaxSignatureBytes = 1 << 16;
-
-bool InFullCopy(std::string_view name) {
-  return name.starts_with(kFullCopyFolder) && name.substr(kFullCopyFolder.size()).starts_with('/');
-}
 
 // Something that may be there in a moment.
 bool MayAppear(const base::Error& error) {
@@ -88,15 +83,8 @@ auto Source::Wait(std::uint64_t version, const Try& attempt) -> decltype(attempt
 Result<std::vector<std::uint64_t>> Source::ListVersions() {
   if (is_directory()) return store::ListVersions(*files_, path());
   if (!objects_->can_list()) return WalkVersions();
-  SYNCLINE_ASSIGN(const std::vector<objects::ObjectInfo> folders,
-                  objects_->List("", /*folders_only=*/true, options_.cancel));
-  std::vector<std::uint64_t> versions;
-  for (const objects::ObjectInfo& folder : folders) {
-    std::string_view name = folder.key;
-    if (name.ends_with('/')) name.remove_suffix(1);
-    if (const auto version = ParseVersionName(name)) versions.push_back(*version);
-  }
-  std::ranges::sort(versions);
+  SYNCLINE_ASSIGN(std::vector<std::uint64_t> versions,
+                  ListVersionFolders(*objects_, options_.cancel));
   // A version that is on its way up has a folder, too.
   while (!versions.empty()) {
     SYNCLINE_ASSIGN(const bool there, Has(versions.back()));
@@ -177,10 +165,14 @@ Result<Described> Source::Describe(std::uint64_t version) {
 }
 
 Result<Described> Source::DescribeNow(std::uint64_t version) {
-  SYNCLINE_ASSIGN(const bool there, Has(version));
-  if (!there) return Fail(Code::kNotFound, fmt::format("version {} is not in {}", version, url()));
   Described described{.number = version, .directory = base::JoinPath(path(), VersionName(version))};
   SYNCLINE_ASSIGN(described.manifest, ReadManifest(*files_, described.directory));
+  if (!described.manifest) {
+    SYNCLINE_ASSIGN(const bool there, Has(version));
+    if (!there) {
+      return Fail(Code::kNotFound, fmt::format("version {} is not in {}", version, url()));
+    }
+  }
   SYNCLINE_ASSIGN(described.delta, ReadDeltaInfo(*files_, path(), version));
   if (described.manifest) {
     const Manifest& manifest = described.manifest->manifest;
@@ -196,7 +188,7 @@ Result<Described> Source::DescribeNow(std::uint64_t version) {
     }
     described.identity = described.manifest->identity;
     for (const ManifestFile& file : manifest.files) {
-      if (InFullCopy(file.name)) {
+      if (IsOfFullCopy(file.name)) {
         described.full_copy_bytes = described.full_copy_bytes.value_or(0) + file.bytes;
       } else {
         described.bytes += file.bytes;
@@ -278,7 +270,7 @@ Result<std::string> Source::BringNow(const Described& version, Part part, const 
   std::vector<FetchFile> wanted;
   if (version.manifest) {
     for (const ManifestFile& file : version.manifest->manifest.files) {
-      if (InFullCopy(file.name) != (part == Part::kFullCopy)) continue;
+      if (IsOfFullCopy(file.name) != (part == Part::kFullCopy)) continue;
       wanted.push_back(
           {base::JoinPath(version.directory, file.name), file.name, file.bytes, file.sha256});
     }

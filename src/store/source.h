@@ -46,9 +46,6 @@ struct Described {
 
   // Is it, as far as anybody can tell, what `held` stands for?
   bool IsIdentity(const std::string& held) const { return held.empty() || held == identity; }
-  const Manifest* full_manifest() const {
-    return manifest && !delta ? &manifest->manifest : nullptr;
-  }
 };
 
 class Source {

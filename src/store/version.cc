@@ -46,13 +46,9 @@ Result<std::string> StringField(const Json::Object& metadata, std::string_view k
   return *value->string();
 }
 
-// A number, or digits in a string.
 Result<std::uint64_t> NumberField(const Json::Object& metadata, std::string_view key) {
   const Json* value = FindIn(metadata, key);
-  if (value != nullptr && value->unsigned_integer() != nullptr) return *value->unsigned_integer();
-  if (value != nullptr && value->string() != nullptr) {
-    if (const auto number = ParseNumber(*value->string())) return *number;
-  }
+  if (const auto number = VersionNumber(value)) return *number;
   return Fail(Code::kCorrupt, fmt::format("metadata \"{}\" is {}, not a version number", key,
                                           value == nullptr ? "missing" : ToText(*value)));
 }
@@ -256,6 +252,26 @@ Result<std::vector<std::uint64_t>> ListVersions(FileSystem& files, const std::st
   }
   std::ranges::sort(versions);
   return versions;
+}
+
+Result<std::vector<std::uint64_t>> ListVersionFolders(objects::ObjectStore& store,
+                                                      const base::CancelToken* cancel) {
+  SYNCLINE_ASSIGN(const std::vector<objects::ObjectInfo> folders,
+                  store.List("", /*folders_only=*/true, cancel));
+  std::vector<std::uint64_t> versions;
+  for (const objects::ObjectInfo& folder : folders) {
+    std::string_view name = folder.key;
+    if (name.ends_with('/')) name.remove_suffix(1);
+    if (const auto version = ParseVersionName(name)) versions.push_back(*version);
+  }
+  std::ranges::sort(versions);
+  return versions;
+}
+
+std::optional<std::uint64_t> VersionNumber(const Json* json) {
+  if (json == nullptr) return std::nullopt;
+  if (json->unsigned_integer() != nullptr) return *json->unsigned_integer();
+  return json->string() != nullptr ? ParseNumber(*json->string()) : std::nullopt;
 }
 
 bool IsCompanionFile(std::string_view name) {

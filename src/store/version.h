@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "checkpoint/index.h"
 #include "delta/encoding.h"
+#include "objects/object_store.h"
 #include "tensor/hash.h"
 
 namespace syncline::store {
@@ -64,6 +65,13 @@ base::Result<std::optional<DeltaInfo>> ReadDeltaInfo(base::FileSystem& files,
 // Numbers of all version directories, ascending. kNotFound if there is no such directory.
 base::Result<std::vector<std::uint64_t>> ListVersions(base::FileSystem& files,
                                                       const std::string& store);
+
+// The same of any store that can be listed. A version that is on its way up has a folder, too.
+base::Result<std::vector<std::uint64_t>> ListVersionFolders(objects::ObjectStore& store,
+                                                            const base::CancelToken* cancel);
+
+// A version number as JSON has it: a number, or digits in a text. Nothing else.
+std::optional<std::uint64_t> VersionNumber(const base::Json* json);
 
 // Is that file of a checkpoint directory something to be carried along with the weights
 // (configuration, tokenizer …), and not weights in whatever form, an index, or a hidden file?
