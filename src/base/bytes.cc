@@ -1,7 +1,9 @@
 #include "base/bytes.h"
 
 #include <fmt/core.h>
+#include <sys/random.h>
 
+#include <algorithm>
 #include <array>
 
 namespace syncline::base {
@@ -15,6 +17,16 @@ std::string ToHex(std::span<const std::uint8_t> bytes) {
     text.push_back(kDigits[byte & 15]);
   }
   return text;
+}
+
+std::string RandomHex(std::size_t bytes) {
+  std::array<std::uint8_t, 256> random = {};
+  const std::size_t size = std::min(bytes, random.size());
+  // So few bytes come whole; it fails only before the kernel's pool is ready, and then is asked
+  // again.
+  while (getrandom(random.data(), size, 0) != static_cast<ssize_t>(size)) {
+  }
+  return ToHex(std::span(random).first(size));
 }
 
 std::string HumanBytes(std::uint64_t bytes) {

@@ -44,6 +44,9 @@ inline std::string_view AsText(ByteSpan bytes) {
 // Lower-case hexadecimal, two digits a byte, first byte first.
 std::string ToHex(std::span<const std::uint8_t> bytes);
 
+// Twice as many random lower-case hex digits as `bytes` (at most 256), from the kernel.
+std::string RandomHex(std::size_t bytes);
+
 // "1.50 MB" with decimal units, for people.
 std::string HumanBytes(std::uint64_t bytes);
 

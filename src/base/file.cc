@@ -4,20 +4,10 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace syncline::base {
-namespace {
-
-std::string ParentOf(const std::string& path) {
-  const std::size_t end = path.find_last_not_of('/');
-  if (end == std::string::npos) return path.empty() ? "." : "/";
-  const std::size_t slash = path.rfind('/', end);
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
-}  // namespace
 
 Mapping::Mapping(Mapping&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
@@ -40,6 +30,14 @@ std::string JoinPath(std::string_view a, std::string_view b) {
 std::string_view BaseName(std::string_view path) {
   while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
   return path.substr(path.rfind('/') + 1);
+}
+
+std::string ParentOf(const std::string& path) {
+  const std::size_t end = path.find_last_not_of('/');
+  if (end == std::string::npos) return path.empty() ? "." : "/";
+  const std::size_t slash = path.rfind('/', end);
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
 }
 
 bool IsInsidePath(std::string_view relative) {
@@ -87,6 +85,17 @@ Result<std::optional<std::string>> ReadTextIfThere(FileSystem& files, const std:
   return std::unexpected(std::move(text).error());
 }
 
+std::string ReadKernelText(const std::string& path) {
+  const auto file = FileSystem::Posix().Open(path, OpenMode::kRead);
+  if (!file) return {};
+  std::array<std::byte, 4096> bytes;
+  const auto size = (*file)->ReadAt(bytes, 0);
+  if (!size) return {};
+  std::string text(AsText(std::span(bytes).first(*size)));
+  while (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
 Status CopyRange(File& from, std::uint64_t from_offset, File& to, std::uint64_t to_offset,
                  std::uint64_t bytes) {
   constexpr std::size_t kPieceBytes = 1 << 20;
@@ -121,8 +130,7 @@ Status WriteTextAtomically(FileSystem& files, const std::string& path, std::stri
   if (durable) SYNCLINE_TRY(file->Sync());
   SYNCLINE_TRY(files.Rename(aside, path));
   if (!durable) return {};
-  const std::size_t slash = path.rfind('/');
-  return files.SyncDirectory(slash == std::string::npos ? "." : path.substr(0, slash + 1));
+  return files.SyncDirectory(ParentOf(path));
 }
 
 }  // namespace syncline::base

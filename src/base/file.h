@@ -34,6 +34,7 @@ struct FileInfo {
   // if somebody sets modified_ns back, or puts another file in its place.
   std::int64_t changed_ns = 0;
   std::uint64_t number = 0;  // inode
+  std::uint64_t device = 0;  // that the file system lies on
 };
 
 // A mapped range of a file; unmapped when destroyed. Holds whole-file mappings only.
@@ -122,6 +123,9 @@ std::string JoinPath(std::string_view a, std::string_view b);
 // The last part of a path.
 std::string_view BaseName(std::string_view path);
 
+// The directory that a path lies in: "/a" of "/a/b/", "." of "a", "/" of "/".
+std::string ParentOf(const std::string& path);
+
 // Is `relative` a path that stays inside the directory it is joined to: not empty, not absolute, no
 // "." or ".." or empty part, no NUL?
 bool IsInsidePath(std::string_view relative);
@@ -134,7 +138,11 @@ Status ReadExactly(File& file, MutableByteSpan into, std::uint64_t offset);
 // The whole file as text; kLimitExceeded if it is larger than `limit` bytes.
 Result<std::string> ReadText(FileSystem& files, const std::string& path, std::uint64_t limit);
 
-// The same; nothing if there is no such file.
+// Text of a small file of the kernel (proc, sys), whose size is not known before, without the line's
+// end; empty if it cannot be read.
+std::string ReadKernelText(const std::string& path);
+
+// As ReadText; nothing if there is no such file.
 Result<std::optional<std::string>> ReadTextIfThere(FileSystem& files, const std::string& path,
                                                    std::uint64_t limit);
 

@@ -40,6 +40,7 @@ FileInfo ToInfo(const struct stat& st) {
   info.modified_ns = st.st_mtim.tv_sec * 1'000'000'000LL + st.st_mtim.tv_nsec;
   info.changed_ns = st.st_ctim.tv_sec * 1'000'000'000LL + st.st_ctim.tv_nsec;
   info.number = st.st_ino;
+  info.device = st.st_dev;
   return info;
 }
 

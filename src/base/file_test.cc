@@ -93,5 +93,15 @@ TEST(FileTest, FaultyFileSystemRecordsChanges) {
                                             "rename " + dir / "t"));
 }
 
+TEST(PathTest, ParentsLeadToTheRoot) {
+  EXPECT_EQ(ParentOf("/a/b/c"), "/a/b");
+  EXPECT_EQ(ParentOf("/a/b/"), "/a");
+  EXPECT_EQ(ParentOf("/a"), "/");
+  EXPECT_EQ(ParentOf("/"), "/");
+  EXPECT_EQ(ParentOf("a/b"), "a");
+  EXPECT_EQ(ParentOf("a"), ".");
+  EXPECT_EQ(ParentOf(""), ".");
+}
+
 }  // namespace
 }  // namespace syncline::base

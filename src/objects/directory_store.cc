@@ -20,7 +20,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <random>
 #include <thread>
 
 #include "objects/remote_store.h"
@@ -209,10 +208,8 @@ Result<DirectoryStore::Aside> DirectoryStore::MakeAside(const std::string& folde
   SYNCLINE_ASSIGN(const auto lock, Lock(cancel));
   SYNCLINE_TRY(files_.MakeDirectories(folder));
   SYNCLINE_TRY(RemoveDeadAsides(folder));
-  std::random_device random;
   Aside aside;
-  aside.path =
-      base::JoinPath(folder, fmt::format("{}part-{:08x}{:08x}", kOwnNames, random(), random()));
+  aside.path = base::JoinPath(folder, fmt::format("{}part-{}", kOwnNames, base::RandomHex(8)));
   SYNCLINE_ASSIGN(aside.file, files_.Open(aside.path, base::OpenMode::kCreateNew));
   SYNCLINE_ASSIGN(aside.lock, files_.Lock(aside.path, base::LockMode::kExclusive, false));
   return aside;

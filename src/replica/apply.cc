@@ -105,7 +105,7 @@ Result<ApplyCounts> ApplyVersion(const ReplicaState& state,
   }
   const auto ready = [&]() -> Status {
     SYNCLINE_TRY(before_writing());
-    return files.SyncDirectory(path.substr(0, path.rfind('/')));
+    return files.SyncDirectory(base::ParentOf(path));
   };
   if (Status status = ready(); !status) {
     (void)files.Remove(path);

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <random>
 #include <thread>
 #include <utility>
 
@@ -79,24 +78,9 @@ std::optional<Head> ParseHead(std::string_view text) {
   return head;
 }
 
-std::string ReadBootId() {
-  // A file of the kernel; its size reads as 0, so it is read without asking.
-  const auto file =
-      base::FileSystem::Posix().Open("/proc/sys/kernel/random/boot_id", base::OpenMode::kRead);
-  if (!file) return "";
-  std::string text(36, '\0');
-  const auto got = (*file)->ReadAt(std::as_writable_bytes(std::span(text)), 0);
-  return got && *got == text.size() ? text : "";
-}
-
 }  // namespace
 
-std::string DrawToken() {
-  std::random_device random;
-  std::string token;
-  for (int i = 0; i < 4; ++i) token += fmt::format("{:08x}", random());
-  return token;
-}
+std::string DrawToken() { return base::RandomHex(16); }
 
 Json::Object HeldJson(const HeldVersion& held) {
   return {{"version", held.version},
@@ -132,7 +116,8 @@ std::optional<TensorHash> ParseHash(const Json& json) {
 ReplicaState::ReplicaState(base::FileSystem& files, std::string directory, std::string boot_id)
     : files_(files),
       directory_(std::move(directory)),
-      boot_id_(boot_id.empty() ? ReadBootId() : std::move(boot_id)) {}
+      boot_id_(boot_id.empty() ? base::ReadKernelText("/proc/sys/kernel/random/boot_id")
+                               : std::move(boot_id)) {}
 
 std::string ReplicaState::Path(std::string_view name) const {
   const std::string folder = base::JoinPath(directory_, kFolder);

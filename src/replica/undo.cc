@@ -73,7 +73,7 @@ Status StepBack(const ReplicaState& state, const StoredJournal& stored, Head& he
   head = std::move(before);
   RecordChange(state, change);
   SYNCLINE_TRY(files.Remove(stored.path));
-  return files.SyncDirectory(stored.path.substr(0, stored.path.rfind('/')));
+  return files.SyncDirectory(base::ParentOf(stored.path));
 }
 
 }  // namespace

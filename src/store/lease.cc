@@ -14,7 +14,6 @@
 #include <chrono>
 #include <limits>
 #include <optional>
-#include <random>
 #include <string_view>
 
 #include "base/json.h"
@@ -37,18 +36,6 @@ std::string LeaseDirectory(const std::string& store) {
   return base::JoinPath(OwnDirectory(store), "leases");
 }
 
-// Text of a small file of the kernel, whose size is not known before; empty if it cannot be read.
-std::string KernelText(const std::string& path) {
-  auto file = FileSystem::Posix().Open(path, base::OpenMode::kRead);
-  if (!file) return {};
-  std::array<std::byte, 4096> bytes;
-  const auto size = (*file)->ReadAt(bytes, 0);
-  if (!size) return {};
-  std::string text(base::AsText(std::span(bytes).first(*size)));
-  while (text.ends_with('\n')) text.pop_back();
-  return text;
-}
-
 // Where a process number means one process: host, namespace of process numbers, boot.
 struct Place {
   std::string host;
@@ -59,7 +46,7 @@ struct Place {
 };
 
 Place Here() {
-  Place place{.boot = KernelText("/proc/sys/kernel/random/boot_id")};
+  Place place{.boot = base::ReadKernelText("/proc/sys/kernel/random/boot_id")};
   std::array<char, 256> name = {};
   if (gethostname(name.data(), name.size() - 1) == 0) place.host = name.data();
   const ssize_t size = readlink("/proc/self/ns/pid", name.data(), name.size());
@@ -69,7 +56,7 @@ Place Here() {
 
 // When a process started, in ticks since boot (proc(5), field 22 of stat); empty: there is none.
 std::string StartOf(std::uint64_t pid) {
-  const std::string stat = KernelText(fmt::format("/proc/{}/stat", pid));
+  const std::string stat = base::ReadKernelText(fmt::format("/proc/{}/stat", pid));
   // Field 2 is the name in brackets, which may hold anything.
   const std::size_t name_end = stat.rfind(')');
   if (name_end == std::string::npos) return {};
@@ -205,14 +192,10 @@ std::unique_ptr<Lease> TakeLease(objects::ObjectStore& store, std::uint64_t from
   if (store.local_path().empty() || !files.Stat(store.local_path())) return nullptr;
   const std::string directory = LeaseDirectory(store.local_path());
   if (!files.MakeDirectories(directory)) return nullptr;
-  std::random_device random;
   const auto pid = static_cast<std::uint64_t>(getpid());
   Record record{.place = Here(), .pid = pid, .start = StartOf(pid), .range = {from, to}};
   auto lease = std::make_unique<FileLease>(
-      files,
-      base::JoinPath(directory, fmt::format("{:08x}{:08x}{:08x}{:08x}.json", random(), random(),
-                                            random(), random())),
-      std::move(record));
+      files, base::JoinPath(directory, base::RandomHex(16) + ".json"), std::move(record));
   if (!lease->Write()) return nullptr;
   return lease;
 }

@@ -1,7 +1,6 @@
 #include "store/manifest.h"
 
 #include <fmt/format.h>
-#include <sys/random.h>
 
 #include <algorithm>
 #include <array>
@@ -234,14 +233,7 @@ std::string Identity(std::string_view manifest_text) {
   return Sha256Hex(base::AsBytes(manifest_text));
 }
 
-std::string DrawRun() {
-  std::array<std::uint8_t, kRunDigits / 2> bytes;
-  // Up to 256 bytes come whole; it fails only before the kernel's pool is ready, and then is asked
-  // again.
-  while (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-  }
-  return base::ToHex(bytes);
-}
+std::string DrawRun() { return base::RandomHex(kRunDigits / 2); }
 
 Result<ReadManifestResult> TakeManifest(std::string text, const std::string& where) {
   Result<Manifest> manifest = ParseManifest(text);

@@ -140,11 +140,6 @@ Status WriteNew(FileSystem& files, const std::string& path, std::string_view tex
   return written;
 }
 
-std::string DirectoryOf(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
-}
-
 }  // namespace
 
 Result<SigningKey> SigningKey::Read(FileSystem& files, const std::string& path) {
@@ -238,7 +233,7 @@ Status WriteKeyPair(FileSystem& files, const std::string& path) {
     (void)files.Remove(path);
     return written;
   }
-  return files.SyncDirectory(DirectoryOf(path));
+  return files.SyncDirectory(base::ParentOf(path));
 }
 
 Result<std::string> CheckSignature(std::string_view manifest_text, std::string_view signature_text,
