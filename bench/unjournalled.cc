@@ -47,7 +47,7 @@ Status ApplyTensor(base::File& frames, base::File& weights, const store::Version
   for (std::uint64_t at = 0; at < target.bytes; at += delta::kBlockBytes) {
     const auto part = std::span(image).subspan(
         at, std::min<std::uint64_t>(delta::kBlockBytes, target.bytes - at));
-    SYNCLINE_TRY(patch->Next(part.size(), block));
+    SYNCLINE_TRY(patch->Next(part, block));
     records.clear();
     block.Apply(part, at, 2, records);
     hasher->Update(part);

@@ -45,8 +45,8 @@ std::optional<Image> Walk(const Input& input, Image image) {
   delta::BlockPatch block = (*patch)->MakeBlock();
   for (std::size_t at = 0; at < image.size(); at += delta::kBlockBytes) {
     const std::size_t size = std::min(delta::kBlockBytes, image.size() - at);
-    if (!(*patch)->Next(size, block)) return std::nullopt;
     const auto part = std::span(image).subspan(at, size);
+    if (!(*patch)->Next(part, block)) return std::nullopt;
     const Image before(part.begin(), part.end());
     std::vector<std::byte> record;
     block.Apply(part, at, 1, record);

@@ -28,9 +28,10 @@ void CheckPatch(Encoding encoding, ByteSpan frame, tensor::Dtype dtype, Image im
   delta::BlockPatch block = (*patch)->MakeBlock();
   for (std::size_t at = 0; at < image.size(); at += delta::kBlockBytes) {
     const std::size_t size = std::min(delta::kBlockBytes, image.size() - at);
-    Must((*patch)->Next(size, block).has_value(), "a frame that was made can be read");
+    const auto part = std::span(image).subspan(at, size);
+    Must((*patch)->Next(part, block).has_value(), "a frame that was made can be read");
     std::vector<std::byte> record;
-    block.Apply(std::span(image).subspan(at, size), at, 1, record);
+    block.Apply(part, at, 1, record);
   }
   Must((*patch)->Finish().has_value(), "a frame that was made ends");
   Must(image == expected, "a patch makes the new image");

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "tensor/unit_mask.h"
+
 namespace syncline::delta {
 namespace {
 
@@ -93,6 +95,39 @@ std::uint64_t BlockPatch::Apply(MutableByteSpan block, std::uint64_t offset,
   if (count_ == 0) return 0;
   return unit_bytes_ == 1 ? ApplyUnits<std::uint8_t>(block, offset, element_bytes, records)
                           : ApplyUnits<std::uint16_t>(block, offset, element_bytes, records);
+}
+
+void BlockPatch::Put(MutableByteSpan block) const {
+  const auto put = [&]<typename Unit>(Unit) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      std::byte* const at = block.data() + positions_[i] * sizeof(Unit);
+      const Unit value = Load<Unit>(&values_[i * sizeof(Unit)]);
+      base::Store(at, kind_ == Kind::kXor ? static_cast<Unit>(Load<Unit>(at) ^ value) : value);
+    }
+  };
+  if (unit_bytes_ == 1) {
+    put(std::uint8_t{});
+  } else {
+    put(std::uint16_t{});
+  }
+}
+
+void BlockPatch::SetDifference(ByteSpan old_block, ByteSpan new_block) {
+  Clear();
+  std::vector<std::byte> difference(old_block.size());
+  std::vector<std::uint64_t> mask(tensor::MaskWords(old_block.size(), unit_bytes_));
+  tensor::XorWithMask(old_block.data(), new_block.data(), old_block.size(), unit_bytes_,
+                      difference.data(), mask.data());
+  const auto add = [&]<typename Unit>(Unit) {
+    tensor::ForEachSet(mask.data(), mask.size(), [&](std::size_t unit) {
+      Add(unit, Load<Unit>(&difference[unit * sizeof(Unit)]));
+    });
+  };
+  if (unit_bytes_ == 1) {
+    add(std::uint8_t{});
+  } else {
+    add(std::uint16_t{});
+  }
 }
 
 base::Result<BlockRecord> BlockRecord::Read(ByteSpan records) {

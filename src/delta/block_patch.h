@@ -42,6 +42,12 @@ class BlockPatch {
   std::uint64_t Apply(base::MutableByteSpan block, std::uint64_t offset, std::size_t element_bytes,
                       std::vector<std::byte>& records);
 
+  // Puts `block` from old to new, and keeps no record.
+  void Put(base::MutableByteSpan block) const;
+
+  // Becomes what leads from one image of a block to the other. Of kind kXor.
+  void SetDifference(base::ByteSpan old_block, base::ByteSpan new_block);
+
  private:
   template <typename Unit>
   std::uint64_t ApplyUnits(base::MutableByteSpan block, std::uint64_t offset,

@@ -69,9 +69,9 @@ Result<Patched> Patch(Encoding encoding, ByteSpan frame, ByteSpan old_bytes, std
   BlockPatch block = patch->MakeBlock();
   for (std::uint64_t at = 0; at < old_bytes.size(); at += kBlockBytes) {
     const std::size_t size = std::min<std::uint64_t>(kBlockBytes, old_bytes.size() - at);
-    SYNCLINE_TRY(patch->Next(size, block));
-    patched.elements +=
-        block.Apply(std::span(patched.tensor).subspan(at, size), at, unit, patched.records);
+    const auto part = std::span(patched.tensor).subspan(at, size);
+    SYNCLINE_TRY(patch->Next(part, block));
+    patched.elements += block.Apply(part, at, unit, patched.records);
   }
   SYNCLINE_TRY(patch->Finish());
   return patched;

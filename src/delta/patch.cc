@@ -119,10 +119,10 @@ class XorPatch final : public TensorPatch {
         image_(SparseFrameReader::kImageBytes),
         mask_(SparseFrameReader::kMaskWords) {}
 
-  Status Next(std::size_t block_bytes, BlockPatch& block) override {
+  Status Next(ByteSpan old_block, BlockPatch& block) override {
     block.Clear();
     const std::uint64_t begin = offset_;
-    const std::uint64_t end = offset_ + block_bytes;
+    const std::uint64_t end = offset_ + old_block.size();
     while (sparse_ && offset_ < end) {
       if (offset_ == sparse_end_) {
         SYNCLINE_TRY(ReadSparse());
@@ -278,13 +278,14 @@ class OverwritePatch final : public TensorPatch {
 
   explicit OverwritePatch(OverwriteContent content) : content_(std::move(content)) {}
 
-  Status Next(std::size_t block_bytes, BlockPatch& block) override {
+  Status Next(ByteSpan old_block, BlockPatch& block) override {
     block.Clear();
-    for (; next_ < content_.count && content_.position(next_) < offset_ + block_bytes; ++next_) {
+    const std::uint64_t end = offset_ + old_block.size();
+    for (; next_ < content_.count && content_.position(next_) < end; ++next_) {
       block.Add(content_.position(next_) - offset_,
                 static_cast<std::uint8_t>(content_.value(next_)));
     }
-    offset_ += block_bytes;
+    offset_ = end;
     return {};
   }
 

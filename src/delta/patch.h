@@ -1,4 +1,4 @@
-// Reads the frame of one tensor's delta, block by block, without the tensor.
+// Reads what a delta does to tensors, block by block.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,18 @@
 
 namespace syncline::delta {
 
-// One thread at a time. After an error the patch is of no further use.
+// Of one tensor, or of several that can only be read one after the other. One thread at a time.
+// After an error the patch is of no further use.
 class TensorPatch {
  public:
   virtual ~TensorPatch() = default;
 
-  // What becomes of the next block_bytes (at most kBlockBytes) of the tensor. `block` is cleared
-  // first; it comes from MakeBlock(). kCorrupt where the frame is damaged or ends too early.
-  virtual base::Status Next(std::size_t block_bytes, BlockPatch& block) = 0;
+  // What becomes of the next block of the tensor: kBlockBytes, or what it has left, as they are
+  // before. `block` is cleared first; it comes from MakeBlock(). kCorrupt where the frame is damaged,
+  // ends too early, or cannot belong to a tensor with these bytes.
+  virtual base::Status Next(base::ByteSpan old_block, BlockPatch& block) = 0;
 
-  // To be called after the last block: kCorrupt if the frame says more.
+  // To be called after the last block of each tensor: kCorrupt if the frame says more of it.
   virtual base::Status Finish() = 0;
 
   // A patch for the blocks of this frame.

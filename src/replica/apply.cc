@@ -66,22 +66,24 @@ std::unexpected<base::Error> AfterFailure(const ReplicaState& state, const std::
 
 }  // namespace
 
-Result<ApplyCounts> ApplyVersion(const ReplicaState& state,
-                                 const checkpoint::Checkpoint& checkpoint,
-                                 const store::Version& version, HeldVersion to, Head& head,
-                                 const std::function<Status()>& before_writing,
-                                 base::ThreadPool& pool, base::Progress& progress,
-                                 const base::CancelToken* cancel) {
+Result<ApplyCounts> ApplyChain(const ReplicaState& state, const checkpoint::Checkpoint& checkpoint,
+                               std::span<const store::Version> chain, HeldVersion to, Head& head,
+                               const std::function<Status()>& before_writing,
+                               base::ThreadPool& pool, base::Progress& progress,
+                               const base::CancelToken* cancel) {
+  to.version = chain.back().number;
   const auto annotate = [&](base::Error error) {
-    return Annotate(std::move(error), fmt::format("version {}", version.number));
+    return Annotate(std::move(error),
+                    chain.size() == 1
+                        ? fmt::format("version {}", to.version)
+                        : fmt::format("versions {} to {}", chain.front().number, to.version));
   };
   base::FileSystem& files = state.files();
-  to.version = version.number;
   to.token = DrawToken();
   SYNCLINE_ASSIGN(const std::string path, Journals::NewPath(state, to));
   const JournalHead journal_head{.boot_id = state.boot_id(), .from = head.held, .to = to};
   auto prepared =
-      Prepare(files, checkpoint, version, head.hashes, journal_head, path, pool, progress, cancel);
+      Prepare(files, checkpoint, chain, head.hashes, journal_head, path, pool, progress, cancel);
   if (!prepared || !prepared->wrong.empty()) (void)files.RemoveAll(path);
   if (!prepared) return annotate(std::move(prepared).error());
   ApplyCounts counts{.tensors_changed = prepared->changed.size(),
@@ -100,8 +102,10 @@ Result<ApplyCounts> ApplyVersion(const ReplicaState& state,
   next.held = to;
   next.boot_id = state.boot_id();
   next.stamp.clear();
-  for (const store::DeltaTensor& delta : version.tensors) {
-    next.hashes.insert_or_assign(delta.name, TensorHash{version.delta->checksum, delta.hash});
+  for (const store::Version& version : chain) {
+    for (const store::DeltaTensor& delta : version.tensors) {
+      next.hashes.insert_or_assign(delta.name, TensorHash{version.delta->checksum, delta.hash});
+    }
   }
   const auto ready = [&]() -> Status {
     SYNCLINE_TRY(before_writing());

@@ -1,9 +1,10 @@
-// The first half of an apply: reads a delta and the replica, finds out what the replica would
-// become, and writes the journal of it. Nothing of the replica changes.
+// The first half of an apply: reads deltas and the replica, finds out what the replica would become,
+// and writes the journal of it. Nothing of the replica changes.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,9 +20,9 @@
 namespace syncline::replica {
 
 struct Prepared {
-  std::vector<ChangedTensor> changed;  // one for each tensor of the delta
+  std::vector<ChangedTensor> changed;  // one for each tensor of the deltas
   std::uint64_t elements_changed = 0;
-  std::uint64_t bytes_read = 0;  // of the version's files
+  std::uint64_t bytes_read = 0;  // of the versions' files
   std::uint64_t journal_bytes = 0;
   // Tensors that would not get the published hash. If there are any, no journal was committed.
   std::vector<std::string> wrong;
@@ -29,11 +30,14 @@ struct Prepared {
   std::vector<std::string> damaged;
 };
 
-// `head.tensors` is filled in, with head.from's hashes taken from `hashes`. The journal is written
-// to `path` and synced. Beside a few MiB for each thread one frame is held by each; frames above
-// 32 MiB are copied to a file of ours and mapped. Errors name version, file and tensor.
+// `chain`: deltas that follow one another; they are folded, so that each block of the replica is read
+// and recorded once, however many of them change it. Only what the last delta of a tensor makes of it
+// is hashed. `head.tensors` is filled in, with head.from's hashes taken from `hashes`. The journal is
+// written to `path` and synced. Beside a few MiB for each thread the frames of what it works on are
+// held by each; frames above 32 MiB are copied to a file of ours and mapped. Errors name version,
+// file and tensor.
 base::Result<Prepared> Prepare(base::FileSystem& files, const checkpoint::Checkpoint& checkpoint,
-                               const store::Version& version,
+                               std::span<const store::Version> chain,
                                const std::map<std::string, TensorHash, std::less<>>& hashes,
                                JournalHead head, const std::string& path, base::ThreadPool& pool,
                                base::Progress& progress, const base::CancelToken* cancel);

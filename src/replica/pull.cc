@@ -3,7 +3,8 @@
 // 3. Plan (plan.h), from manifests and indexes alone. Nothing has been changed up to here.
 // 4. Bring: every file of every version in the plan is fetched and checked, and all deltas' headers
 //    are read.
-// 5. Carry: seed, if the plan says so; apply the deltas, each a transaction of its own (apply.cc).
+// 5. Carry: seed, if the plan says so; apply the deltas, as one transaction where their frames are
+//    small (apply.cc), and if that fails one by one, so that those before a bad one are applied.
 //    The journals of the pull before serve undo until now; before the first byte moves its data is
 //    synced (that runs beside step 5's reading), and they go.
 #include <fmt/format.h>
@@ -39,6 +40,8 @@ using base::Result;
 using base::Status;
 using checkpoint::Checkpoint;
 using store::Version;
+
+constexpr std::uint64_t kMaxFoldedFrameBytes = 64 << 20;
 
 // The last pull's journals and files, while the next one begins: gone once it may change something.
 class LastPull {
@@ -185,13 +188,41 @@ class Puller {
     SYNCLINE_ASSIGN(const std::vector<Version> deltas, Bring(plan));
     SYNCLINE_ASSIGN(last_, LastPull::Open(state_));
     if (plan.kind != Plan::Start::kHeld) SYNCLINE_TRY(Reseed(plan));
-    for (std::size_t i = 0; i < deltas.size(); ++i) {
-      SYNCLINE_ASSIGN(const bool applied, Apply(deltas[i], plan.deltas[i]));
+    std::span<const Version> chain = deltas;
+    std::span<const store::Described> described = plan.deltas;
+    while (!chain.empty()) {
+      std::size_t count = FoldCount(chain);
+      auto applied = Apply(chain.first(count), described.first(count));
+      // Which one is it? Those before it can be applied.
+      if (!applied && count > 1 && applied.error().code != Code::kCancelled) {
+        count = 1;
+        applied = Apply(chain.first(count), described.first(count));
+      }
+      if (!applied) return std::unexpected(std::move(applied).error());
       // What was held is damaged beyond healing, so another start is needed; once.
-      if (!applied) return Advance(target);
+      if (!*applied) return Advance(target);
       SYNCLINE_TRY(LimitJournals());
+      chain = chain.subspan(count);
+      described = described.subspan(count);
     }
     return {};
+  }
+
+  // How many of the next deltas are applied as one: as long as their frames, of which each thread
+  // holds those of the tensors that it works on, stay small.
+  static std::size_t FoldCount(std::span<const Version> chain) {
+    std::uint64_t held = 0;
+    std::size_t count = 0;
+    for (const Version& version : chain) {
+      std::uint64_t largest = 0;
+      for (const store::DeltaTensor& tensor : version.tensors) {
+        largest = std::max(largest, tensor.bytes);
+      }
+      held += largest;
+      if (count > 0 && held > kMaxFoldedFrameBytes) break;
+      ++count;
+    }
+    return count;
   }
 
   // So that retention leaves what this pull reads. Null where there is no place for it.
@@ -351,10 +382,10 @@ class Puller {
   }
 
   // False: what is held was damaged, and had to be given up.
-  Result<bool> Apply(const Version& version, const store::Described& described) {
-    const HeldVersion to{
-        .run = described.manifest ? described.manifest->manifest.run : held_->held.run,
-        .identity = described.identity};
+  Result<bool> Apply(std::span<const Version> chain, std::span<const store::Described> described) {
+    const store::Described& last = described.back();
+    const HeldVersion to{.run = last.manifest ? last.manifest->manifest.run : held_->held.run,
+                         .identity = last.identity};
     held_->source = source_->url();
     held_->seed = seed_;
     const auto before_writing = [&]() -> Status {
@@ -368,10 +399,10 @@ class Puller {
       SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, state_.directory()));
       SYNCLINE_TRY(Unshare(state_, checkpoint));
       SYNCLINE_ASSIGN(ApplyCounts counts,
-                      ApplyVersion(state_, checkpoint, version, to, *held_, before_writing, pool_,
-                                   progress_, options_.cancel));
+                      ApplyChain(state_, checkpoint, chain, to, *held_, before_writing, pool_,
+                                 progress_, options_.cancel));
       if (counts.damaged.empty()) {
-        report_.applied.push_back(version.number);
+        for (const Version& version : chain) report_.applied.push_back(version.number);
         report_.tensors_changed += counts.tensors_changed;
         report_.elements_changed += counts.elements_changed;
         report_.bytes_read += counts.bytes_read;

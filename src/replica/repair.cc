@@ -3,8 +3,9 @@
 // 3. Files: write headers and other parts that no tensor covers, if the checkpoint at the plan's
 //    start has the very same. Then look again: a file that could not be opened may have hidden
 //    others that are damaged, and hides its tensors.
-// 4. Tensors: write the start's bytes, then apply each delta that names the tensor, in place, block
-//    by block. The hash decides.
+// 4. Tensors: take the start's bytes, let each delta change them, block by block, and write what
+//    comes out. Where deltas have to be read together with those of other tensors, these are gone
+//    through as well. The hash decides.
 // 5. Sync, and publish the marker.
 #include "replica/repair.h"
 
@@ -16,9 +17,8 @@
 #include <set>
 #include <vector>
 
-#include "base/pool.h"
 #include "checkpoint/checkpoint.h"
-#include "delta/patch.h"
+#include "replica/chain_tasks.h"
 #include "replica/install.h"
 #include "replica/plan.h"
 
@@ -100,32 +100,34 @@ class Repairer {
     return {};
   }
 
-  // Step 4.
-  Status RepairTensor(const Checkpoint& replica, const std::string& name) {
-    const CheckpointTensor* to = replica.Find(name);
-    const CheckpointTensor* from = start_->Find(name);
-    const auto hash = head_.hashes.find(name);
-    if (to == nullptr || from == nullptr || hash == head_.hashes.end() ||
-        to->bytes != from->bytes || to->dtype != from->dtype) {
-      return Fail(Code::kCorrupt, fmt::format("{}: tensor {} is not in {} as it is needed",
-                                              state_.directory(), name, start_->directory()));
+  // Step 4. Heals the tensors of `names`.
+  Status RepairTensors(const Checkpoint& replica, const std::vector<std::string>& names,
+                       base::Progress& progress, const base::CancelToken* cancel) {
+    std::vector<std::unique_ptr<store::DeltaReader>> readers;
+    for (const Version& version : deltas_) {
+      SYNCLINE_ASSIGN(auto reader, store::DeltaReader::Open(source_.files(), version, {}));
+      readers.push_back(std::move(reader));
     }
-    touched_.insert(replica.files()[to->file].name);
-    SYNCLINE_ASSIGN(const auto in,
-                    start_files_->Open(start_->FilePath(from->file), base::OpenMode::kRead));
-    SYNCLINE_ASSIGN(const auto out,
-                    state_.files().Open(replica.FilePath(to->file), base::OpenMode::kReadWrite));
-    SYNCLINE_TRY(base::CopyRange(*in, from->offset, *out, to->offset, to->bytes));
-    report_.bytes_read += to->bytes;
-    for (const Version& version : deltas_) SYNCLINE_TRY(ApplyTo(version, *to, *out));
-    SYNCLINE_ASSIGN(const std::string now,
-                    HashRange(*out, to->offset, to->bytes, hash->second.kind));
-    ++report_.tensors;
-    if (now == hash->second.hex) return {};
-    return Fail(Code::kChecksumMismatch,
-                fmt::format("{}: tensor {} could not be healed: what {} leads to has the hash {}, "
-                            "expected {}",
-                            state_.directory(), name, source_.url(), now, hash->second.hex));
+    const ChainTasks tasks(readers);
+    const std::set<std::string, std::less<>> wanted(names.begin(), names.end());
+    std::set<std::string, std::less<>> left = wanted;
+    for (const std::vector<std::size_t>& task : tasks.tasks) {
+      const auto is_wanted = [&](std::size_t i) { return wanted.contains(tasks.tensors[i].name); };
+      if (std::ranges::none_of(task, is_wanted)) continue;
+      ChainPatches patches(readers);
+      for (const std::size_t i : task) {
+        if (cancel != nullptr) SYNCLINE_TRY(cancel->Check());
+        SYNCLINE_TRY(BeginPatches(patches, tasks, i));
+        SYNCLINE_TRY(
+            RepairTensor(replica, tasks.tensors[i].name, &patches, is_wanted(i), progress));
+        left.erase(tasks.tensors[i].name);
+      }
+    }
+    for (const std::string& name : left) {
+      if (cancel != nullptr) SYNCLINE_TRY(cancel->Check());
+      SYNCLINE_TRY(RepairTensor(replica, name, nullptr, true, progress));
+    }
+    return {};
   }
 
   Status Sync(base::ThreadPool& pool) const {
@@ -163,30 +165,59 @@ class Repairer {
     return base::WriteTextAtomically(state_.files(), to, *text, true);
   }
 
-  Status ApplyTo(const Version& version, const CheckpointTensor& tensor, base::File& out) {
-    const auto delta =
-        std::ranges::lower_bound(version.tensors, tensor.name, {}, &store::DeltaTensor::name);
-    if (delta == version.tensors.end() || delta->name != tensor.name) return {};
-    const std::string path = base::JoinPath(version.directory, version.files[delta->file]);
-    SYNCLINE_ASSIGN(const auto file, source_.files().Open(path, base::OpenMode::kRead));
-    std::vector<std::byte> frame(delta->bytes);
-    SYNCLINE_TRY(base::ReadExactly(*file, frame, delta->offset));
-    report_.bytes_read += frame.size();
-    SYNCLINE_ASSIGN(const auto patch,
-                    delta::OpenPatch(version.delta->encoding, frame, tensor.bytes, tensor.dtype));
-    delta::BlockPatch block = patch->MakeBlock();
-    std::vector<std::byte> image(delta::kBlockBytes);
-    std::vector<std::byte> records;
-    for (std::uint64_t at = 0; at < tensor.bytes; at += delta::kBlockBytes) {
-      const auto part =
-          std::span(image).first(std::min<std::uint64_t>(delta::kBlockBytes, tensor.bytes - at));
-      SYNCLINE_TRY(base::ReadExactly(out, part, tensor.offset + at));
-      SYNCLINE_TRY(patch->Next(part.size(), block));
-      records.clear();
-      if (block.Apply(part, at, 1, records) == 0) continue;
-      SYNCLINE_TRY(out.WriteAt(part, tensor.offset + at));
+  Status BeginPatches(ChainPatches& patches, const ChainTasks& tasks, std::size_t tensor) const {
+    std::string missing;
+    SYNCLINE_TRY(patches.Begin(tasks, tensor, [&](std::size_t i) {
+      const CheckpointTensor* from = start_->Find(tasks.tensors[i].name);
+      if (from == nullptr) missing = tasks.tensors[i].name;
+      return from == nullptr ? store::DeltaReader::Target()
+                             : store::DeltaReader::Target{from->bytes, from->dtype};
+    }));
+    if (missing.empty()) return {};
+    return Fail(Code::kCorrupt,
+                fmt::format("tensor {} is not in {}", missing, start_->directory()));
+  }
+
+  // `patches` (may be null) take the start's tensor to what it is to become; without `write` that is
+  // all that happens.
+  Status RepairTensor(const Checkpoint& replica, const std::string& name, ChainPatches* patches,
+                      bool write, base::Progress& progress) {
+    const CheckpointTensor* from = start_->Find(name);
+    const CheckpointTensor* to = replica.Find(name);
+    const auto hash = head_.hashes.find(name);
+    if (from == nullptr || to == nullptr || hash == head_.hashes.end() ||
+        to->bytes != from->bytes || to->dtype != from->dtype) {
+      return Fail(Code::kCorrupt, fmt::format("{}: tensor {} is not in {} as it is needed",
+                                              state_.directory(), name, start_->directory()));
     }
-    return patch->Finish();
+    SYNCLINE_ASSIGN(const auto in,
+                    start_files_->Open(start_->FilePath(from->file), base::OpenMode::kRead));
+    SYNCLINE_ASSIGN(const auto out,
+                    state_.files().Open(replica.FilePath(to->file), base::OpenMode::kReadWrite));
+    std::vector<std::byte> image(delta::kBlockBytes);
+    for (std::uint64_t at = 0; at < to->bytes; at += delta::kBlockBytes) {
+      const auto part =
+          std::span(image).first(std::min<std::uint64_t>(delta::kBlockBytes, to->bytes - at));
+      SYNCLINE_TRY(base::ReadExactly(*in, part, from->offset + at));
+      report_.bytes_read += part.size();
+      if (patches != nullptr) {
+        SYNCLINE_ASSIGN(const delta::BlockPatch* block, patches->Next(part));
+        block->Put(part);
+      }
+      if (write) SYNCLINE_TRY(out->WriteAt(part, to->offset + at));
+    }
+    if (patches != nullptr) SYNCLINE_TRY(patches->Finish());
+    if (!write) return {};
+    touched_.insert(replica.files()[to->file].name);
+    progress.Add(to->bytes);
+    SYNCLINE_ASSIGN(const std::string now,
+                    HashRange(*out, to->offset, to->bytes, hash->second.kind));
+    ++report_.tensors;
+    if (now == hash->second.hex) return {};
+    return Fail(Code::kChecksumMismatch,
+                fmt::format("{}: tensor {} could not be healed: what {} leads to has the hash {}, "
+                            "expected {}",
+                            state_.directory(), name, source_.url(), now, hash->second.hex));
   }
 
   const ReplicaState& state_;
@@ -226,11 +257,7 @@ Result<RepairReport> Repair(const ReplicaState& state, const Head& head, Damage 
   std::uint64_t total = 0;
   for (const std::string& name : damage.tensors) total += bytes_of(name);
   progress.Begin("repair", total);
-  for (const std::string& name : damage.tensors) {
-    if (cancel != nullptr) SYNCLINE_TRY(cancel->Check());
-    SYNCLINE_TRY(repairer.RepairTensor(replica, name));
-    progress.Add(bytes_of(name));
-  }
+  SYNCLINE_TRY(repairer.RepairTensors(replica, damage.tensors, progress, cancel));
   SYNCLINE_TRY(repairer.Sync(pool));
   SYNCLINE_TRY(state.WriteHead(head));
   SYNCLINE_TRY(state.PublishMarker(head.held));

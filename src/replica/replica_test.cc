@@ -156,6 +156,23 @@ TEST_P(ReplicaTest, AFullVersionOnTheWayReplacesWhatIsHeld) {
   ExpectAt(5);
 }
 
+// Folding: each byte of the replica is recorded once, and applying one by one leads to the same.
+TEST_P(ReplicaTest, AChainIsAppliedAsOne) {
+  PublishUpTo(6);
+  ASSERT_OK(PullTo(1));
+  ASSERT_OK_AND_ASSIGN(const PullReport report, PullTo(6));
+  EXPECT_THAT(report.applied, ElementsAre(2, 3, 4, 5, 6));
+  ExpectAt(6);
+  EXPECT_EQ(files.List(into_ + "/.weight_sync/journal").value().size(), 1U);
+  ASSERT_OK_AND_ASSIGN(const UndoReport undone, Undo(files, into_, {}));
+  EXPECT_EQ(undone.version, 1U);
+  ExpectAt(1);
+  for (std::uint64_t version = 2; version <= 6; ++version) {
+    ASSERT_OK(PullTo(version));
+    ExpectAt(version);
+  }
+}
+
 TEST_P(ReplicaTest, BR06_ABrokenChainIsRefusedBeforeAnythingMoves) {
   PublishUpTo(6);
   ASSERT_OK(PullTo(1));
@@ -175,10 +192,12 @@ TEST_P(ReplicaTest, AnOlderTargetIsReachedAsFarAsTheLastPullCanBeTakenBack) {
                "is at version 5; going back to 1 is not possible: the last pull can be taken back "
                "to version 2; pull version 0 first");
   ExpectAt(5);
-  ASSERT_OK_AND_ASSIGN(const PullReport back, PullTo(3));
-  EXPECT_THAT(back.undone, ElementsAre(5, 4));
+  // The deltas of a pull are folded: what lies between is reached from before it.
+  EXPECT_ERROR(PullTo(3), Code::kOutOfOrder, "can be taken back to version 2");
+  ASSERT_OK_AND_ASSIGN(const PullReport back, PullTo(2));
+  EXPECT_THAT(back.undone, ElementsAre(5));
   EXPECT_EQ(back.bytes_read, 0U);
-  ExpectAt(3);
+  ExpectAt(2);
   ASSERT_OK(PullTo(4));
   ExpectAt(4);
   ASSERT_OK(PullTo(0));
@@ -432,6 +451,7 @@ TEST_P(ReplicaTest, TheChangeRecordNamesWhatChanged) {
   bytes_[2][6] ^= std::byte{1};  // mask
   ASSERT_OK(publisher_->Publish(std::nullopt, views(), false, progress_));
   versions_.push_back(bytes_);
+  ASSERT_OK(PullTo(2));
   ASSERT_OK(PullTo(3));
   const auto names = [&](std::uint64_t since) {
     const auto changes = ChangesSince(files, into_, since);
@@ -448,7 +468,12 @@ TEST_P(ReplicaTest, TheChangeRecordNamesWhatChanged) {
   EXPECT_THAT(names(0), ElementsAre("big", "mask", "norm"));
   EXPECT_THAT(names(9), ElementsAre("everything"));
   ASSERT_OK(Undo(files, into_, {}));
-  EXPECT_THAT(names(3), ElementsAre("mask", "norm"));
+  EXPECT_THAT(names(3), ElementsAre("mask"));
+  ASSERT_OK(Undo(files, into_, {}));
+  // Folded: both at once. From when 2 was held, the way leads back to 1 and on.
+  ASSERT_OK(PullTo(3));
+  EXPECT_THAT(names(1), ElementsAre("mask", "norm"));
+  EXPECT_THAT(names(2), ElementsAre("mask", "norm"));
   ASSERT_OK(PullTo(0));
   EXPECT_THAT(names(1), ElementsAre("everything"));
 }

@@ -6,12 +6,12 @@
 #include <memory>
 
 #include "checkpoint/checkpoint.h"
-#include "delta/patch.h"
 #include "replica/hash_tensors.h"
 #include "replica/recover.h"
 #include "replica/repair.h"
 #include "replica/replica.h"
 #include "replica/state.h"
+#include "store/delta_reader.h"
 #include "store/source.h"
 #include "store/version.h"
 
@@ -126,20 +126,12 @@ class Verifier {
     std::uint64_t total = 0;
     for (const DeltaTensor& delta : version.tensors) total += delta.bytes;
     progress_.Begin("check", total);
+    SYNCLINE_ASSIGN(const auto reader, store::DeltaReader::Open(files, version, {}));
     SYNCLINE_TRY(pool_.ParallelFor(
-        version.tensors.size(),
+        reader->runs().size(),
         [&](std::size_t i) -> Status {
-          const DeltaTensor& delta = version.tensors[i];
-          const std::string path = base::JoinPath(version.directory, version.files[delta.file]);
-          SYNCLINE_ASSIGN(const auto file, files.Open(path, base::OpenMode::kRead));
-          std::vector<std::byte> frame(delta.bytes);
-          SYNCLINE_TRY(base::ReadExactly(*file, frame, delta.offset));
-          auto checked = delta::CheckFrame(version.delta->encoding, frame);
-          if (!checked) {
-            return Annotate(std::move(checked).error(),
-                            fmt::format("{}: tensor {}", path, delta.name));
-          }
-          progress_.Add(delta.bytes);
+          SYNCLINE_ASSIGN(const std::uint64_t bytes, reader->CheckRun(i));
+          progress_.Add(bytes);
           return {};
         },
         options_.cancel));

@@ -102,9 +102,10 @@ class PublisherTest : public testing::TestWithParam<delta::Encoding> {
       delta::BlockPatch block = patch->MakeBlock();
       std::vector<std::byte> records;
       for (std::size_t at = 0; at < bytes.size(); at += delta::kBlockBytes) {
-        const std::size_t size = std::min(delta::kBlockBytes, bytes.size() - at);
-        ASSERT_OK(patch->Next(size, block));
-        block.Apply(std::span(bytes).subspan(at, size), at, 1, records);
+        const auto part =
+            std::span(bytes).subspan(at, std::min(delta::kBlockBytes, bytes.size() - at));
+        ASSERT_OK(patch->Next(part, block));
+        block.Apply(part, at, 1, records);
       }
       ASSERT_OK(patch->Finish());
       EXPECT_TRUE(std::ranges::equal(bytes, views[i].bytes)) << views[i].name;
