@@ -178,6 +178,11 @@ Status StepDecodeTables::Check(const StepModel& model, UnitKind kind) {
   if (model.classes > 1 && !IsFloat(kind)) {
     return Fail(Code::kCorrupt, "a model has classes, and the units are no floats");
   }
+  const unsigned mantissa_bits =
+      WithKind(kind, []<UnitKind k>() { return unsigned{UnitTraits<k>::kMantissaBits}; });
+  if (model.classes > 1 && model.base >> (8 * UnitBytes(kind) - 1 - mantissa_bits) != 0) {
+    return Fail(Code::kCorrupt, "the base of a model is no exponent of its units");
+  }
   // Sizes of steps, less one, are below half the range of a unit.
   const std::uint32_t limit = (1U << (8 * UnitBytes(kind) - 1)) - 1;
   for (std::size_t c = 0; c < model.classes; ++c) {

@@ -1,11 +1,15 @@
 // The class of each unit of a block is kept as four bit planes (bit p of the classes of 64 units is a
-// word of plane p). From these the mask of any class is three operations for each 64 units, and only
+// word of plane p). From these the mask of any class is a few operations on vectors of words, and only
 // classes that have a change in the block are looked at unit by unit.
+//
+// Words of planes and masks stand in columns: eight words that follow one another (a chunk) lie eight
+// words apart. So a vector of eight words has one of each chunk, and sums over vectors count by chunk.
 #include "delta/step_kernels.h"
 
 #include <algorithm>
 #include <cstring>
 
+#define HWY_WANT_AVX3_DL  // it counts bits in vectors
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "delta/step_kernels.cc"
 #include <hwy/foreach_target.h>  // compiles this file once for each vector width
@@ -16,50 +20,71 @@ HWY_BEFORE_NAMESPACE();
 namespace syncline::delta::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using Planes = std::array<UnitMask, 4>;
+constexpr std::size_t kChunks = 8;
+constexpr std::size_t kChunkWords = kStepBlockWords / kChunks;
+constexpr std::size_t InColumns(std::size_t word) {
+  return word % kChunkWords * kChunks + word / kChunkWords;
+}
 
-// Where the units of one class are: their bits, and how many there are up to the end of each word.
+using Planes = std::array<UnitMask, 4>;  // in columns
+
+// Where the units of one class are.
 struct ClassView {
-  UnitMask mask;
-  std::array<std::int16_t, kStepBlockWords> ends;
+  UnitMask mask;  // in columns
+  // Units of the class in the block before each word, in four columns for each chunk: what a vector of
+  // chunks holds in the four quarters of its lanes.
+  std::array<std::int16_t, kStepBlockWords> starts;
 };
+constexpr std::size_t InQuarters(std::size_t word) {
+  const std::size_t in_chunk = word % kChunkWords;
+  return in_chunk / 4 * (4 * kChunks) + word / kChunkWords * 4 + in_chunk % 4;
+}
 
-// ORs the bits of a mask of lanes into a word, from bit `lane` on.
+// Writes the bits of a mask of lanes into a mask of units in columns, from unit `at` on.
 template <class D, class M>
-HWY_INLINE void PutBits(D d, M mask, std::size_t lane, std::uint64_t& word) {
-  std::uint64_t bits = 0;
-  hn::StoreMaskBits(d, mask, reinterpret_cast<std::uint8_t*>(&bits));
-  word |= bits << lane;
+HWY_INLINE void PutBits(D d, M mask, std::size_t at, UnitMask& into) {
+  auto* bytes = reinterpret_cast<std::uint8_t*>(&into[InColumns(at / 64)]) + at / 8 % 8;
+  if constexpr (hn::MaxLanes(D()) >= 8) {
+    hn::StoreMaskBits(d, mask, bytes);
+  } else {
+    std::uint8_t bits[8] = {};
+    hn::StoreMaskBits(d, mask, bits);
+    *bytes = static_cast<std::uint8_t>(at % 8 == 0 ? bits[0] : *bytes | bits[0] << (at % 8));
+  }
 }
 
 #if HWY_TARGET != HWY_SCALAR
-template <class D, class V>
-HWY_INLINE V ClassesOf(D d, V units, unsigned base, int mantissa_bits) {
+// The classes of units, which are at most 15: as the exponent less `base` is the magnitude less what
+// base stands for, shifted.
+template <int mantissa_bits, class D, class V>
+HWY_INLINE V ClassesOf(D d, V units, unsigned base) {
   using Unit = hn::TFromD<D>;
-  const auto magnitude =
-      hn::And(units, hn::Set(d, static_cast<Unit>(static_cast<Unit>(~Unit{0}) >> 1)));
-  const auto one = hn::Set(d, Unit{1});
-  const auto exponent = hn::ShiftRightSame(hn::Sub(hn::Max(magnitude, one), one), mantissa_bits);
-  const auto first = hn::Set(d, static_cast<Unit>(base));
-  return hn::Min(hn::Sub(hn::Max(exponent, first), first), hn::Set(d, Unit{15}));
-}
-
-// Eight-bit lanes cannot be shifted on every machine.
-template <class D, class V>
-HWY_INLINE V BytesShifted(D d, V units, int bits) {
-  const hn::Repartition<std::uint16_t, D> wide;
-  const auto shifted = hn::BitCast(d, hn::ShiftRightSame(hn::BitCast(wide, units), bits));
-  return hn::And(shifted, hn::Set(d, static_cast<std::uint8_t>(255 >> bits)));
-}
-template <class D, class V>
-HWY_INLINE V ByteClassesOf(D d, V units, unsigned base, int mantissa_bits) {
-  const auto magnitude = hn::And(units, hn::Set(d, std::uint8_t{127}));
-  const auto one = hn::Set(d, std::uint8_t{1});
-  const auto exponent = BytesShifted(d, hn::Sub(hn::Max(magnitude, one), one), mantissa_bits);
-  const auto first = hn::Set(d, static_cast<std::uint8_t>(base));
-  return hn::Min(hn::Sub(hn::Max(exponent, first), first), hn::Set(d, std::uint8_t{15}));
+  constexpr auto kMagnitude = static_cast<Unit>(static_cast<Unit>(~Unit{0}) >> 1);
+  const auto first = hn::Set(d, static_cast<Unit>((base << mantissa_bits) + 1));
+  const auto magnitude = hn::And(units, hn::Set(d, kMagnitude));
+  const auto most = hn::Set(d, Unit{15});
+  if constexpr (sizeof(Unit) == 4) {
+    return hn::Min(hn::ShiftRight<mantissa_bits>(hn::Sub(hn::Max(magnitude, first), first)), most);
+  } else if constexpr (sizeof(Unit) == 2) {
+    return hn::Min(hn::ShiftRight<mantissa_bits>(hn::SaturatedSub(magnitude, first)), most);
+  } else {
+    // Lanes of eight bits cannot be shifted everywhere.
+    const hn::Repartition<std::uint16_t, D> wide;
+    const auto above = hn::BitCast(wide, hn::SaturatedSub(magnitude, first));
+    const auto shifted = hn::BitCast(d, hn::ShiftRight<mantissa_bits>(above));
+    return hn::Min(hn::And(shifted, hn::Set(d, static_cast<Unit>(255 >> mantissa_bits))), most);
+  }
 }
 #endif
+
+// The units at `from` + block, of which word `word` of a block is worked on: asks memory for them. What
+// is done with a block takes about as long as memory does for the next one.
+template <typename Unit>
+HWY_INLINE void Prefetch(const std::byte* from, std::size_t word) {
+  constexpr std::size_t kWordBytes = 64 * sizeof(Unit);
+  const std::byte* next = from + (kStepBlockWords + word) * kWordBytes;
+  for (std::size_t at = 0; at < kWordBytes; at += 64) __builtin_prefetch(next + at);
+}
 
 // Of kStepBlockUnits units.
 template <UnitKind kind>
@@ -71,48 +96,33 @@ void MakePlanes(const std::byte* units, unsigned base, Planes& planes) {
   for (std::size_t i = 0; i < kStepBlockUnits; ++i) {
     const std::uint32_t exponent = Traits::Exponent(base::Load<Unit>(units + i * sizeof(Unit)));
     const std::uint64_t c = std::min<std::uint32_t>(exponent - std::min(exponent, base), 15);
-    for (std::size_t p = 0; p < 4; ++p) planes[p][i / 64] |= (c >> p & 1) << (i % 64);
+    for (std::size_t p = 0; p < 4; ++p) planes[p][InColumns(i / 64)] |= (c >> p & 1) << (i % 64);
   }
 #else
   const hn::CappedTag<Unit, 64> d;
   const std::size_t lanes = hn::Lanes(d);
   for (std::size_t word = 0; word < kStepBlockWords; ++word) {
-    std::array<std::uint64_t, 4> bits = {};
     for (std::size_t lane = 0; lane < 64; lane += lanes) {
-      const auto x =
-          hn::LoadU(d, reinterpret_cast<const Unit*>(units + (word * 64 + lane) * sizeof(Unit)));
-      hn::VFromD<decltype(d)> classes;
-      if constexpr (sizeof(Unit) == 1) {
-        classes = ByteClassesOf(d, x, base, Traits::kMantissaBits);
-      } else {
-        classes = ClassesOf(d, x, base, Traits::kMantissaBits);
-      }
+      const std::size_t at = word * 64 + lane;
+      const auto x = hn::LoadU(d, reinterpret_cast<const Unit*>(units + at * sizeof(Unit)));
+      const auto classes = ClassesOf<Traits::kMantissaBits>(d, x, base);
       for (std::size_t p = 0; p < 4; ++p) {
-        PutBits(d, hn::TestBit(classes, hn::Set(d, static_cast<Unit>(1U << p))), lane, bits[p]);
+        PutBits(d, hn::TestBit(classes, hn::Set(d, static_cast<Unit>(1U << p))), at, planes[p]);
       }
     }
-    for (std::size_t p = 0; p < 4; ++p) planes[p][word] = bits[p];
   }
 #endif
 }
 
 template <typename Unit>
-bool MakeDifference(const std::byte* a, const std::byte* b, UnitMask& mask) {
+void MakeDifference(const std::byte* a, const std::byte* b, UnitMask& mask) {
   const hn::CappedTag<Unit, 64> d;
   const std::size_t lanes = hn::Lanes(d);
-  std::uint64_t any = 0;
-  for (std::size_t word = 0; word < kStepBlockWords; ++word) {
-    std::uint64_t bits = 0;
-    for (std::size_t lane = 0; lane < 64; lane += lanes) {
-      const std::size_t at = (word * 64 + lane) * sizeof(Unit);
-      const auto x = hn::LoadU(d, reinterpret_cast<const Unit*>(a + at));
-      const auto y = hn::LoadU(d, reinterpret_cast<const Unit*>(b + at));
-      PutBits(d, hn::Ne(x, y), lane, bits);
-    }
-    mask[word] = bits;
-    any |= bits;
+  for (std::size_t at = 0; at < kStepBlockUnits; at += lanes) {
+    const auto x = hn::LoadU(d, reinterpret_cast<const Unit*>(a + at * sizeof(Unit)));
+    const auto y = hn::LoadU(d, reinterpret_cast<const Unit*>(b + at * sizeof(Unit)));
+    PutBits(d, hn::Ne(x, y), at, mask);
   }
-  return any != 0;
 }
 
 // The mask of each class of a vector of words, from the planes there.
@@ -141,7 +151,7 @@ struct MasksAt {
 
 // Units of each class in the whole block.
 void CountClasses(const Planes& planes, ClassCounts& counts) {
-  const hn::CappedTag<std::uint64_t, 8> d;
+  const hn::CappedTag<std::uint64_t, kChunks> d;
   using V = hn::VFromD<decltype(d)>;
   const std::size_t lanes = hn::Lanes(d);
   V sums[kMaxClasses];
@@ -152,28 +162,27 @@ void CountClasses(const Planes& planes, ClassCounts& counts) {
       sums[c] = hn::Add(sums[c], hn::PopulationCount(masks.Of(c)));
     }
   }
-  for (std::size_t c = 0; c < kMaxClasses; ++c) {
-    counts[c] = static_cast<std::uint32_t>(hn::GetLane(hn::SumOfLanes(d, sums[c])));
+  // No sum is above 4096: four of them are added up in one word.
+  for (std::size_t c = 0; c < kMaxClasses; c += 4) {
+    const auto low = hn::Or(sums[c], hn::ShiftLeft<16>(sums[c + 1]));
+    const auto high = hn::Or(sums[c + 2], hn::ShiftLeft<16>(sums[c + 3]));
+    const std::uint64_t four = hn::GetLane(hn::SumOfLanes(d, hn::Or(low, hn::ShiftLeft<32>(high))));
+    for (std::size_t i = 0; i < 4; ++i) {
+      counts[c + i] = static_cast<std::uint32_t>(four >> (16 * i) & 0xFFFF);
+    }
   }
 }
 
-// A bit for each class that has one of the units of `wanted`.
-std::uint32_t ClassesIn(const Planes& planes, const UnitMask& wanted) {
-  std::uint32_t found = 0;
-  for (std::size_t word = 0; word < kStepBlockWords; ++word) {
-    for (std::uint64_t bits = wanted[word]; bits != 0; bits &= bits - 1) {
-      const int at = __builtin_ctzll(bits);
-      const std::uint64_t c = (planes[0][word] >> at & 1) | (planes[1][word] >> at & 1) << 1 |
-                              (planes[2][word] >> at & 1) << 2 | (planes[3][word] >> at & 1) << 3;
-      found |= 1U << c;
-    }
-  }
-  return found;
+HWY_INLINE std::size_t ClassOf(const Planes& planes, std::size_t unit) {
+  const std::size_t word = InColumns(unit / 64);
+  const std::size_t bit = unit % 64;
+  return (planes[0][word] >> bit & 1) | (planes[1][word] >> bit & 1) << 1 |
+         (planes[2][word] >> bit & 1) << 2 | (planes[3][word] >> bit & 1) << 3;
 }
 
 // `units`: of the block; those beyond it are in no class.
 void View(const Planes& planes, std::size_t c, std::size_t units, ClassView& view) {
-  const hn::CappedTag<std::uint64_t, 8> d;
+  const hn::CappedTag<std::uint64_t, kChunks> d;
   const std::size_t lanes = hn::Lanes(d);
   const auto flip = [&](std::size_t p) {
     return hn::Set(d, (c >> p & 1) != 0 ? std::uint64_t{0} : ~std::uint64_t{0});
@@ -182,50 +191,77 @@ void View(const Planes& planes, std::size_t c, std::size_t units, ClassView& vie
   const auto f1 = flip(1);
   const auto f2 = flip(2);
   const auto f3 = flip(3);
-  alignas(64) std::uint64_t counts[kStepBlockWords];
-  const auto count = [&](std::size_t word) {
-    hn::StoreU(hn::PopulationCount(hn::LoadU(d, &view.mask[word])), d, counts + word);
-  };
   for (std::size_t word = 0; word < kStepBlockWords; word += lanes) {
     const auto a = hn::And(hn::Xor(hn::LoadU(d, &planes[0][word]), f0),
                            hn::Xor(hn::LoadU(d, &planes[1][word]), f1));
     const auto b = hn::And(hn::Xor(hn::LoadU(d, &planes[2][word]), f2),
                            hn::Xor(hn::LoadU(d, &planes[3][word]), f3));
     hn::StoreU(hn::And(a, b), d, &view.mask[word]);
-    count(word);
   }
   if (c == 0 && units < kStepBlockUnits) {
     for (std::size_t word = units / 64; word < kStepBlockWords; ++word) {
       const std::size_t from = word * 64;
-      view.mask[word] &= units > from ? ~std::uint64_t{0} >> (64 - (units - from)) : 0;
+      view.mask[InColumns(word)] &= units > from ? ~std::uint64_t{0} >> (64 - (units - from)) : 0;
     }
-    for (std::size_t word = 0; word < kStepBlockWords; word += lanes) count(word);
   }
-  std::uint64_t sum = 0;
-  for (std::size_t word = 0; word < kStepBlockWords; ++word) {
-    sum += counts[word];
-    view.ends[word] = static_cast<std::int16_t>(sum);
+  // Within the chunks first; sums of a block fit a quarter of a lane.
+  using V = hn::VFromD<decltype(d)>;
+  alignas(64) std::uint64_t low[kChunks];
+  alignas(64) std::uint64_t high[kChunks];
+  alignas(64) std::uint64_t totals[kChunks];
+  for (std::size_t chunk = 0; chunk < kChunks; chunk += lanes) {
+    const auto count = [&](std::size_t i) {
+      return hn::PopulationCount(hn::LoadU(d, &view.mask[i * kChunks + chunk]));
+    };
+    const V s1 = count(0);
+    const V s2 = hn::Add(s1, count(1));
+    const V s3 = hn::Add(s2, count(2));
+    const V s4 = hn::Add(s3, count(3));
+    const V s5 = hn::Add(s4, count(4));
+    const V s6 = hn::Add(s5, count(5));
+    const V s7 = hn::Add(s6, count(6));
+    hn::Store(hn::Or(hn::Or(hn::ShiftLeft<16>(s1), hn::ShiftLeft<32>(s2)), hn::ShiftLeft<48>(s3)),
+              d, low + chunk);
+    hn::Store(hn::Or(hn::Or(s4, hn::ShiftLeft<16>(s5)),
+                     hn::Or(hn::ShiftLeft<32>(s6), hn::ShiftLeft<48>(s7))),
+              d, high + chunk);
+    hn::Store(hn::Add(s7, count(7)), d, totals + chunk);
+  }
+  constexpr std::uint64_t kQuarters = 0x0001'0001'0001'0001;
+  std::uint64_t before = 0;
+  auto* starts = reinterpret_cast<std::byte*>(view.starts.data());
+  for (std::size_t chunk = 0; chunk < kChunks; ++chunk) {
+    base::Store(starts + 8 * chunk, low[chunk] + before);
+    base::Store(starts + 8 * (kChunks + chunk), high[chunk] + before);
+    before += totals[chunk] * kQuarters;
   }
 }
 
 // The unit of the class whose number in the block is `rank`.
 HWY_INLINE std::size_t FindUnit(const ClassView& view, std::uint32_t rank) {
   const hn::CappedTag<std::int16_t, 32> d;
-  const std::size_t lanes = hn::Lanes(d);
   const auto wanted = hn::Set(d, static_cast<std::int16_t>(rank + 1));
-  std::size_t word = 0;
-  for (std::size_t at = 0; at < kStepBlockWords; at += lanes) {
-    word += hn::CountTrue(d, hn::Lt(hn::LoadU(d, &view.ends[at]), wanted));
+  std::size_t started = 0;  // words that begin up to there
+  for (std::size_t at = 0; at < kStepBlockWords; at += hn::Lanes(d)) {
+    started += hn::CountTrue(d, hn::Lt(hn::LoadU(d, &view.starts[at]), wanted));
   }
-  std::uint32_t left = word == 0 ? rank : rank - static_cast<std::uint32_t>(view.ends[word - 1]);
-  std::uint64_t bits = view.mask[word];
+  const std::size_t word = started - 1;
+  std::uint32_t left = rank - static_cast<std::uint32_t>(view.starts[InQuarters(word)]);
+  std::uint64_t bits = view.mask[InColumns(word)];
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
-  return word * 64 + static_cast<std::size_t>(
-                         __builtin_ctzll(__builtin_ia32_pdep_di(std::uint64_t{1} << left, bits)));
+  bits = __builtin_ia32_pdep_di(std::uint64_t{1} << left, bits);
 #else
   for (; left > 0; --left) bits &= bits - 1;
-  return word * 64 + static_cast<std::size_t>(__builtin_ctzll(bits));
 #endif
+  return word * 64 + static_cast<std::size_t>(__builtin_ctzll(bits));
+}
+
+// The number in the block of a unit of the class.
+HWY_INLINE std::uint32_t RankOf(const ClassView& view, std::size_t unit) {
+  const std::size_t word = unit / 64;
+  const std::uint64_t below = (std::uint64_t{1} << (unit % 64)) - 1;
+  return static_cast<std::uint32_t>(view.starts[InQuarters(word)]) +
+         static_cast<std::uint32_t>(__builtin_popcountll(view.mask[InColumns(word)] & below));
 }
 
 // Blocks that are not whole are looked at in memory of their own, with zeros after them.
@@ -258,7 +294,7 @@ struct Scanner {
     std::uint32_t last = 0;  // unit after the last change
     std::uint32_t before = since[0];
     for (std::size_t word = 0; word < kStepBlockWords; ++word) {
-      for (std::uint64_t bits = changed[word]; bits != 0; bits &= bits - 1) {
+      for (std::uint64_t bits = changed[InColumns(word)]; bits != 0; bits &= bits - 1) {
         const auto unit = static_cast<std::uint32_t>(word * 64) +
                           static_cast<std::uint32_t>(__builtin_ctzll(bits));
         Emit(unit, before + unit - last, 0);
@@ -269,38 +305,64 @@ struct Scanner {
     since[0] = before + static_cast<std::uint32_t>(units) - last;
   }
 
-  void ScanClasses(std::size_t units, unsigned base, ClassCounts& since, const UnitMask& changed,
-                   bool any) {
+  void ScanClasses(std::size_t units, unsigned base, ClassCounts& since, const UnitMask& changed) {
     std::array<std::byte, kStepBlockUnits * sizeof(Unit)> memory;
     Planes planes;
     MakePlanes<kind>(Whole<Unit>(old_units, units, memory), base, planes);
     ClassCounts counts;
     CountClasses(planes, counts);
     counts[0] -= static_cast<std::uint32_t>(kStepBlockUnits - units);
-    const std::uint32_t found = any ? ClassesIn(planes, changed) : 0;
+    std::array<std::uint16_t, kStepBlockUnits> sorted;
+    std::array<std::uint16_t, kMaxClasses + 1> places;
+    SortByClass(planes, changed, sorted, places);
     ClassView view;
     for (std::size_t c = 0; c < kMaxClasses; ++c) {
-      if ((found >> c & 1) == 0) {
+      for (std::size_t word = 4 * c; word < 4 * c + 4; ++word) {
+        Prefetch<Unit>(old_units, word);
+        Prefetch<Unit>(new_units, word);
+      }
+      if (places[c] == places[c + 1]) {
         since[c] += counts[c];
         continue;
       }
       View(planes, c, units, view);
       std::uint32_t last = 0;  // rank after the last change
       std::uint32_t before = since[c];
-      for (std::size_t word = 0; word < kStepBlockWords; ++word) {
-        const std::uint32_t first =
-            word == 0 ? 0 : static_cast<std::uint32_t>(view.ends[word - 1]);
-        for (std::uint64_t bits = changed[word] & view.mask[word]; bits != 0; bits &= bits - 1) {
-          const std::uint64_t below = (bits & -bits) - 1;
-          const std::uint32_t rank =
-              first + static_cast<std::uint32_t>(__builtin_popcountll(view.mask[word] & below));
-          Emit(word * 64 + static_cast<std::size_t>(__builtin_ctzll(bits)), before + rank - last,
-               c);
-          before = 0;
-          last = rank + 1;
-        }
+      for (std::size_t i = places[c]; i < places[c + 1]; ++i) {
+        const std::uint32_t rank = RankOf(view, sorted[i]);
+        Emit(sorted[i], before + rank - last, c);
+        before = 0;
+        last = rank + 1;
       }
       since[c] = before + counts[c] - last;
+    }
+  }
+
+  // Units of `changed` by class and position; those of class c begin at places[c].
+  static void SortByClass(const Planes& planes, const UnitMask& changed,
+                          std::array<std::uint16_t, kStepBlockUnits>& sorted,
+                          std::array<std::uint16_t, kMaxClasses + 1>& places) {
+    std::array<std::uint16_t, kStepBlockUnits> found;  // class * kStepBlockUnits + unit
+    static_assert(kMaxClasses * kStepBlockUnits <= 65536);
+    std::array<std::uint16_t, kMaxClasses> counts = {};
+    std::size_t count = 0;
+    for (std::size_t word = 0; word < kStepBlockWords; ++word) {
+      for (std::uint64_t bits = changed[InColumns(word)]; bits != 0; bits &= bits - 1) {
+        const std::size_t unit = word * 64 + static_cast<std::size_t>(__builtin_ctzll(bits));
+        const std::size_t c = ClassOf(planes, unit);
+        ++counts[c];
+        found[count++] = static_cast<std::uint16_t>(c * kStepBlockUnits + unit);
+      }
+    }
+    std::array<std::uint16_t, kMaxClasses> next;
+    places[0] = 0;
+    for (std::size_t c = 0; c < kMaxClasses; ++c) {
+      next[c] = places[c];
+      places[c + 1] = static_cast<std::uint16_t>(places[c] + counts[c]);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      sorted[next[found[i] / kStepBlockUnits]++] =
+          static_cast<std::uint16_t>(found[i] % kStepBlockUnits);
     }
   }
 };
@@ -311,18 +373,30 @@ std::size_t Scan(const std::byte* old_units, const std::byte* new_units, std::si
   using Unit = typename UnitTraits<kind>::Unit;
   std::array<std::byte, kStepBlockUnits * sizeof(Unit)> old_memory;
   std::array<std::byte, kStepBlockUnits * sizeof(Unit)> new_memory;
-  const bool any = MakeDifference<Unit>(Whole<Unit>(old_units, units, old_memory),
-                                        Whole<Unit>(new_units, units, new_memory), changed);
+  UnitMask difference;  // in columns
+  MakeDifference<Unit>(Whole<Unit>(old_units, units, old_memory),
+                       Whole<Unit>(new_units, units, new_memory), difference);
+  for (std::size_t word = 0; word < kStepBlockWords; ++word) {
+    changed[word] = difference[InColumns(word)];
+  }
   Scanner<kind> scanner = {old_units, new_units, out};
   if constexpr (UnitTraits<kind>::kFloat) {
     if (rule.classes > 1) {
-      scanner.ScanClasses(units, rule.base, since, changed, any);
+      scanner.ScanClasses(units, rule.base, since, difference);
       return static_cast<std::size_t>(scanner.out - out);
     }
   }
-  scanner.ScanAll(units, since, changed);
+  scanner.ScanAll(units, since, difference);
   return static_cast<std::size_t>(scanner.out - out);
 }
+
+// Where a stream is read. Kept in variables of the loops: what is written to units could be anything
+// in memory, but not these.
+struct Cursor {
+  BackwardBits bits;
+  std::uint32_t gap_state;
+  std::uint32_t step_state;
+};
 
 template <UnitKind kind>
 struct BlockReader {
@@ -330,50 +404,54 @@ struct BlockReader {
   using Unit = typename Traits::Unit;
 
   const StepDecodeTables& tables;
-  const std::byte* old_units;
-  std::byte* new_units;
+  const std::byte* const old_units;
+  std::byte* const new_units;
   UnitMask& changed;
-  BackwardBits bits;
-  std::uint32_t gap_state;
-  std::uint32_t step_state;
 
   // Changes `unit`, which is of class c, by the next step, and returns its `at` plus 1 and the gap
   // after it, or kNone if there is no further change.
-  HWY_INLINE std::uint32_t Change(std::size_t unit, std::size_t c, std::uint32_t at) {
-    const CodeCell step = tables.steps[c][step_state];
-    const CodeCell gap = tables.gaps[c][gap_state];
-    bits.Refill();
-    const std::uint64_t step_raw = bits.Take(step.extra_bits() + step.state_bits());
-    step_state = step.next() + static_cast<std::uint32_t>(step_raw & LowBits(step.state_bits()));
+  HWY_INLINE std::uint32_t Change(Cursor& cursor, std::size_t unit, std::size_t c,
+                                  std::uint32_t at) const {
+    const CodeCell step = tables.steps[c][cursor.step_state];
+    const CodeCell gap = tables.gaps[c][cursor.gap_state];
+    cursor.bits.Refill();
+    const std::uint64_t step_raw = cursor.bits.Take(step.extra_bits() + step.state_bits());
+    cursor.step_state =
+        step.next() + static_cast<std::uint32_t>(step_raw & LowBits(step.state_bits()));
+    if constexpr (sizeof(Unit) == 4) cursor.bits.Refill();
+    const std::uint64_t gap_raw = cursor.bits.Take(gap.extra_bits() + gap.state_bits());
+    cursor.gap_state = gap.next() + static_cast<std::uint32_t>(gap_raw & LowBits(gap.state_bits()));
+
     const auto extra = static_cast<std::uint32_t>(step_raw >> step.state_bits());
     const unsigned size_bits = step.extra_bits() - 1;
     const auto size = static_cast<Unit>(kTokenBases[step.symbol()] + 1 +
                                         (extra & static_cast<std::uint32_t>(LowBits(size_bits))));
+    const auto negative = static_cast<Unit>(-static_cast<Unit>(extra >> size_bits & 1));
     const Unit before = base::Load<Unit>(old_units + unit * sizeof(Unit));
-    const auto key = static_cast<Unit>(
-        Traits::Key(before) + ((extra >> size_bits & 1) != 0 ? static_cast<Unit>(-size) : size));
+    const auto key =
+        static_cast<Unit>(Traits::Key(before) + static_cast<Unit>((size ^ negative) - negative));
     base::Store(new_units + unit * sizeof(Unit), Traits::Key(key));
     changed[unit / 64] |= std::uint64_t{1} << (unit % 64);
 
-    if constexpr (sizeof(Unit) == 4) bits.Refill();
-    const std::uint64_t gap_raw = bits.Take(gap.extra_bits() + gap.state_bits());
-    gap_state = gap.next() + static_cast<std::uint32_t>(gap_raw & LowBits(gap.state_bits()));
     if (gap.symbol() == kEndSymbol) return StepReader::kNone;
     return at + 1 + kTokenBases[gap.symbol() - 1] +
            static_cast<std::uint32_t>(gap_raw >> gap.state_bits());
   }
 
   // False if the stream ends too early.
-  bool ReadAll(std::size_t units, std::uint32_t& rest) {
-    while (rest < units) {
-      rest = Change(rest, 0, rest);
-      if (bits.Overrun()) return false;
+  bool ReadAll(Cursor& out, std::size_t units, std::uint32_t& rest) const {
+    Cursor cursor = out;
+    std::uint32_t unit = rest;
+    while (unit < units) {
+      unit = Change(cursor, unit, 0, unit);
+      if (cursor.bits.Overrun()) return false;
     }
-    if (rest != StepReader::kNone) rest -= static_cast<std::uint32_t>(units);
+    rest = unit == StepReader::kNone ? unit : unit - static_cast<std::uint32_t>(units);
+    out = cursor;
     return true;
   }
 
-  bool ReadClasses(std::size_t units, ClassCounts& rest) {
+  bool ReadClasses(Cursor& out, std::size_t units, ClassCounts& rest) const {
     std::array<std::byte, kStepBlockUnits * sizeof(Unit)> memory;
     Planes planes;
     MakePlanes<kind>(Whole<Unit>(old_units, units, memory), tables.base, planes);
@@ -381,16 +459,21 @@ struct BlockReader {
     CountClasses(planes, counts);
     counts[0] -= static_cast<std::uint32_t>(kStepBlockUnits - units);
     ClassView view;
+    Cursor cursor = out;
     for (std::size_t c = 0; c < kMaxClasses; ++c) {
-      if (rest[c] < counts[c]) {
+      for (std::size_t word = 4 * c; word < 4 * c + 4; ++word) Prefetch<Unit>(old_units, word);
+      std::uint32_t rank = rest[c];
+      const std::uint32_t count = counts[c];
+      if (rank < count) {
         View(planes, c, units, view);
         do {
-          rest[c] = Change(FindUnit(view, rest[c]), c, rest[c]);
-          if (bits.Overrun()) return false;
-        } while (rest[c] < counts[c]);
+          rank = Change(cursor, FindUnit(view, rank), c, rank);
+          if (cursor.bits.Overrun()) return false;
+        } while (rank < count);
       }
-      if (rest[c] != StepReader::kNone) rest[c] -= counts[c];
+      rest[c] = rank == StepReader::kNone ? rank : rank - count;
     }
+    out = cursor;
     return true;
   }
 };
@@ -398,18 +481,18 @@ struct BlockReader {
 template <UnitKind kind>
 bool Read(const std::byte* old_units, std::size_t units, StepReader& reader, std::byte* new_units,
           UnitMask& changed) {
-  BlockReader<kind> block = {*reader.tables, old_units,        new_units,        changed,
-                             reader.bits,    reader.gap_state, reader.step_state};
+  const BlockReader<kind> block = {*reader.tables, old_units, new_units, changed};
+  Cursor cursor = {reader.bits, reader.gap_state, reader.step_state};
   bool whole = true;
   if constexpr (UnitTraits<kind>::kFloat) {
-    whole = reader.tables->classes == 1 ? block.ReadAll(units, reader.rest[0])
-                                        : block.ReadClasses(units, reader.rest);
+    whole = reader.tables->classes == 1 ? block.ReadAll(cursor, units, reader.rest[0])
+                                        : block.ReadClasses(cursor, units, reader.rest);
   } else {
-    whole = block.ReadAll(units, reader.rest[0]);
+    whole = block.ReadAll(cursor, units, reader.rest[0]);
   }
-  reader.bits = block.bits;
-  reader.gap_state = block.gap_state;
-  reader.step_state = block.step_state;
+  reader.bits = cursor.bits;
+  reader.gap_state = cursor.gap_state;
+  reader.step_state = cursor.step_state;
   return whole;
 }
 
