@@ -3,7 +3,9 @@
 // 2. Tasks run in parallel, the largest first. Each goes through its tensors by name, block by block:
 //    read the replica's bytes, let one delta after the other change them, hash the result, and put
 //    what changed into the journal. So each byte is read once, and nothing larger than the frames of
-//    the tensors at hand is held.
+//    the tensors at hand is held. Reads of deltas wait for what is still on its way.
+// 3. A committed journal may be carried out by whoever finds it, so it is committed when every file
+//    of the deltas has been proven, and not before.
 #include "replica/prepare.h"
 
 #include <fmt/format.h>
@@ -36,15 +38,19 @@ constexpr std::size_t kReadBytes = 4 * delta::kBlockBytes;
 
 class Preparer {
  public:
-  Preparer(FileSystem& files, const Checkpoint& checkpoint, std::span<const Version> chain,
-           std::string path)
-      : files_(files), checkpoint_(checkpoint), chain_(chain), path_(std::move(path)) {}
+  Preparer(FileSystem& files, const Checkpoint& checkpoint, const store::Arrival& arrival,
+           std::span<const Version> chain, std::string path)
+      : files_(files),
+        checkpoint_(checkpoint),
+        arrival_(arrival),
+        chain_(chain),
+        path_(std::move(path)) {}
 
   Status Open(const std::map<std::string, TensorHash, std::less<>>& hashes, JournalHead& head) {
     for (const Version& version : chain_) {
       SYNCLINE_ASSIGN(
           auto reader,
-          store::DeltaReader::Open(files_, version,
+          store::DeltaReader::Open(arrival_.files(), version,
                                    {&files_, fmt::format("{}.frame-{}", path_, version.number)}));
       prepared_.bytes_read += reader->bytes();
       readers_.push_back(std::move(reader));
@@ -108,6 +114,7 @@ class Preparer {
     std::ranges::sort(prepared_.wrong);
     std::ranges::sort(prepared_.damaged);
     if (prepared_.wrong.empty()) {
+      SYNCLINE_TRY(arrival_.Wait());
       SYNCLINE_ASSIGN(prepared_.journal_bytes, journal_->Commit());
     }
     return std::move(prepared_);
@@ -164,6 +171,7 @@ class Preparer {
 
   FileSystem& files_;
   const Checkpoint& checkpoint_;
+  const store::Arrival& arrival_;
   std::span<const Version> chain_;
   std::string path_;
   std::unique_ptr<JournalWriter> journal_;
@@ -181,11 +189,11 @@ class Preparer {
 }  // namespace
 
 Result<Prepared> Prepare(FileSystem& files, const Checkpoint& checkpoint,
-                         std::span<const Version> chain,
+                         const store::Arrival& arrival, std::span<const Version> chain,
                          const std::map<std::string, TensorHash, std::less<>>& hashes,
                          JournalHead head, const std::string& path, base::ThreadPool& pool,
                          base::Progress& progress, const base::CancelToken* cancel) {
-  Preparer preparer(files, checkpoint, chain, path);
+  Preparer preparer(files, checkpoint, arrival, chain, path);
   SYNCLINE_TRY(preparer.Open(hashes, head));
   return preparer.Run(head, pool, progress, cancel);
 }

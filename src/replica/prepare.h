@@ -1,5 +1,5 @@
-// The first half of an apply: reads deltas and the replica, finds out what the replica would become,
-// and writes the journal of it. Nothing of the replica changes.
+// The first half of an apply: reads deltas and the replica, finds out what the replica would
+// become, and writes the journal of it. Nothing of the replica changes.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@
 #include "checkpoint/checkpoint.h"
 #include "replica/changes.h"
 #include "replica/journal.h"
+#include "store/arrival.h"
 #include "store/version.h"
 
 namespace syncline::replica {
@@ -30,14 +31,16 @@ struct Prepared {
   std::vector<std::string> damaged;
 };
 
-// `chain`: deltas that follow one another; they are folded, so that each block of the replica is read
-// and recorded once, however many of them change it. Only what the last delta of a tensor makes of it
-// is hashed. `head.tensors` is filled in, with head.from's hashes taken from `hashes`. The journal is
-// written to `path` and synced. Beside a few MiB for each thread the frames of what it works on are
-// held by each; frames above 32 MiB are copied to a file of ours and mapped. Errors name version,
-// file and tensor.
+// `chain`: deltas that follow one another; they are folded, so that each block of the replica is
+// read and recorded once, however many of them change it. Only what the last delta of a tensor
+// makes of it is hashed. Their files are read through `arrival`, as they come; the journal is not
+// committed before all that arrives is proven, so an error may be that of Arrival::Wait, or come of
+// bytes that are not proven. `head.tensors` is filled in, with head.from's hashes taken from
+// `hashes`. The journal is written to `path` and synced. Beside a few MiB for each thread the
+// frames of what it works on are held by each; frames above 32 MiB are copied to a file of ours and
+// mapped. Errors name version, file and tensor.
 base::Result<Prepared> Prepare(base::FileSystem& files, const checkpoint::Checkpoint& checkpoint,
-                               std::span<const store::Version> chain,
+                               const store::Arrival& arrival, std::span<const store::Version> chain,
                                const std::map<std::string, TensorHash, std::less<>>& hashes,
                                JournalHead head, const std::string& path, base::ThreadPool& pool,
                                base::Progress& progress, const base::CancelToken* cancel);

@@ -1,12 +1,19 @@
 // 1. Choose the target; take the lock; choose again, if it is the newest one that is wanted.
 // 2. Recover (recover.h), and repair what is damaged.
 // 3. Plan (plan.h), from manifests and indexes alone. Nothing has been changed up to here.
-// 4. Bring: every file of every version in the plan is fetched and checked, and all deltas' headers
-//    are read.
+// 4. Bring: all deltas of the plan set out at once (store/arrival.h), and their headers are read as
+//    they come. A plan that starts elsewhere than at what is held waits for them, and then brings
+//    its start.
 // 5. Carry: seed, if the plan says so; apply the deltas, as one transaction where their frames are
 //    small (apply.cc), and if that fails one by one, so that those before a bad one are applied.
-//    The journals of the pull before serve undo until now; before the first byte moves its data is
-//    synced (that runs beside step 5's reading), and they go.
+//    They are decoded while they arrive. The journals of the pull before serve undo until now;
+//    before the first byte moves its data is synced (that runs beside step 5's reading), and they
+//    go.
+//
+// Invariant: nothing of the replica changes before every file of the plan was there as a whole,
+// with the size and SHA-256 of its manifest. So whatever goes wrong while something still arrives,
+// and may come of wrong bytes, is judged when the end of the arrival is known: if that is an error,
+// it is the pull's; otherwise the work is done once more, from bytes that are proven.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -21,6 +28,7 @@
 #include "replica/apply.h"
 #include "replica/install.h"
 #include "replica/journals.h"
+#include "replica/overlapping_progress.h"
 #include "replica/plan.h"
 #include "replica/recover.h"
 #include "replica/repair.h"
@@ -42,6 +50,11 @@ using checkpoint::Checkpoint;
 using store::Version;
 
 constexpr std::uint64_t kMaxFoldedFrameBytes = 64 << 20;
+
+// May reading something else than what was published lead to this?
+bool MayComeOfWrongBytes(Code code) {
+  return code != Code::kIo && code != Code::kNoSpace && code != Code::kCancelled;
+}
 
 // The last pull's journals and files, while the next one begins: gone once it may change something.
 class LastPull {
@@ -185,6 +198,7 @@ class Puller {
       return Advance(target);
     }
     const auto lease = TakeLease(plan);
+    arrival_.reset();  // of a plan that was given up; it has the same place
     SYNCLINE_ASSIGN(const std::vector<Version> deltas, Bring(plan));
     SYNCLINE_ASSIGN(last_, LastPull::Open(state_));
     if (plan.kind != Plan::Start::kHeld) SYNCLINE_TRY(Reseed(plan));
@@ -193,8 +207,8 @@ class Puller {
     while (!chain.empty()) {
       std::size_t count = FoldCount(chain);
       auto applied = Apply(chain.first(count), described.first(count));
-      // Which one is it? Those before it can be applied.
-      if (!applied && count > 1 && applied.error().code != Code::kCancelled) {
+      // Which one is it? Those before it can be applied, unless not all has come.
+      if (!applied && count > 1 && applied.error().code != Code::kCancelled && arrival_->Wait()) {
         count = 1;
         applied = Apply(chain.first(count), described.first(count));
       }
@@ -206,6 +220,20 @@ class Puller {
       described = described.subspan(count);
     }
     return {};
+  }
+
+  // What attempt() does with what arrives, by the invariant above.
+  template <typename Attempt>
+  auto WhileArriving(const Attempt& attempt) -> decltype(attempt()) {
+    const bool proven = arrival_->ended();
+    if (proven) SYNCLINE_TRY(arrival_->Wait());
+    auto result = attempt();
+    if (result || proven || touched_) return result;
+    // A read that fails because the fetch has failed is not the first to know.
+    if (!arrival_->ended() && !MayComeOfWrongBytes(result.error().code)) return result;
+    SYNCLINE_TRY(arrival_->Wait());
+    if (!MayComeOfWrongBytes(result.error().code)) return result;
+    return attempt();
   }
 
   // How many of the next deltas are applied as one: as long as their frames, of which each thread
@@ -259,8 +287,8 @@ class Puller {
     return journals.RemoveOthers(line);
   }
 
-  // Has nobody written over the full version that is held, in the store? Where a manifest vouches for
-  // its bytes that is damage; where nothing does, it is another version now.
+  // Has nobody written over the full version that is held, in the store? Where a manifest vouches
+  // for its bytes that is damage; where nothing does, it is another version now.
   Result<bool> IsUnchanged(std::uint64_t target) {
     if (held_->stamp.empty()) return true;
     SYNCLINE_ASSIGN(const store::Described version, source_->Describe(target));
@@ -327,13 +355,19 @@ class Puller {
   // Step 4.
   Result<std::vector<Version>> Bring(const Plan& plan) {
     const std::string spool = state_.Path("fetch");
+    shown_ = std::make_unique<OverlappingProgress>(progress_);
+    SYNCLINE_ASSIGN(arrival_, source_->StartBringing(plan.deltas, spool, pool_, shown_->first()));
+    if (source_->is_directory()) shown_->EndFirst();
+    if (plan.kind != Plan::Start::kHeld) SYNCLINE_TRY(arrival_->Wait());
     std::vector<Version> deltas;
     for (const store::Described& described : plan.deltas) {
-      SYNCLINE_TRY(source_->Bring(described, store::Part::kVersion, spool, pool_, progress_));
-      SYNCLINE_ASSIGN(Version version,
-                      store::ReadVersion(files_, source_->is_directory() ? source_->path() : spool,
-                                         described.number));
-      SYNCLINE_TRY(CheckDelta(version, described));
+      SYNCLINE_ASSIGN(Version version, WhileArriving([&]() -> Result<Version> {
+                        SYNCLINE_ASSIGN(Version read,
+                                        store::ReadVersion(arrival_->files(), arrival_->path(),
+                                                           described.number));
+                        SYNCLINE_TRY(CheckDelta(read, described));
+                        return read;
+                      }));
       deltas.push_back(std::move(version));
     }
     if (plan.kind == Plan::Start::kHeld) return deltas;
@@ -388,7 +422,10 @@ class Puller {
                          .identity = last.identity};
     held_->source = source_->url();
     held_->seed = seed_;
+    std::optional<Checkpoint> checkpoint;
     const auto before_writing = [&]() -> Status {
+      touched_ = true;
+      SYNCLINE_TRY(Unshare(state_, *checkpoint));
       SYNCLINE_TRY(Keep());
       if (last_ == nullptr) return {};
       SYNCLINE_TRY(last_->Forget());
@@ -396,18 +433,18 @@ class Puller {
       return {};
     };
     for (int attempt = 0; true; ++attempt) {
-      SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, state_.directory()));
-      SYNCLINE_TRY(Unshare(state_, checkpoint));
-      SYNCLINE_ASSIGN(ApplyCounts counts,
-                      ApplyChain(state_, checkpoint, chain, to, *held_, before_writing, pool_,
-                                 progress_, options_.cancel));
+      SYNCLINE_ASSIGN(checkpoint, Checkpoint::Open(files_, state_.directory()));
+      SYNCLINE_ASSIGN(ApplyCounts counts, WhileArriving([&] {
+                        return ApplyChain(state_, *checkpoint, *arrival_, chain, to, *held_,
+                                          before_writing, pool_, shown_->second(), options_.cancel);
+                      }));
       if (counts.damaged.empty()) {
         for (const Version& version : chain) report_.applied.push_back(version.number);
         report_.tensors_changed += counts.tensors_changed;
         report_.elements_changed += counts.elements_changed;
         report_.bytes_read += counts.bytes_read;
         journal_bytes_ += counts.journal_bytes;
-        replica_bytes_ = checkpoint.total_bytes();
+        replica_bytes_ = checkpoint->total_bytes();
         return true;
       }
       const std::string names = fmt::format("{}", fmt::join(counts.damaged, ", "));
@@ -419,6 +456,7 @@ class Puller {
                     fmt::format("{}: {} is damaged again: is the disk failing?", state_.directory(),
                                 names));
       }
+      SYNCLINE_TRY(arrival_->Wait());
       SYNCLINE_TRY(Heal({.tensors = std::move(counts.damaged)}));
       if (!held_) return false;
     }
@@ -439,6 +477,9 @@ class Puller {
   std::uint64_t journal_bytes_ = 0;  // of this pull's journals
   std::uint64_t replica_bytes_ = 0;
   PullReport report_;
+  bool touched_ = false;                        // the replica, by an apply of this pull
+  std::unique_ptr<OverlappingProgress> shown_;  // of what arrives, and of applying it
+  std::unique_ptr<store::Arrival> arrival_;     // of the plan's deltas; uses all of the above
 };
 
 }  // namespace
