@@ -113,7 +113,8 @@ std::byte* PutChanges(std::span<const Change> changes, unsigned classes,
 }  // namespace
 
 std::uint64_t PieceScanner::Scan(ByteSpan old_bytes, ByteSpan new_bytes, std::uint64_t offset,
-                                 std::size_t units_per_element, ChangedLines& lines) {
+                                 std::size_t units_per_element, ChangedLines& lines,
+                                 tensor::DigestChange* digest) {
   const std::size_t unit_bytes = UnitBytes(rule_.kind);
   const std::size_t units = old_bytes.size() / unit_bytes;
   std::uint64_t elements = 0;
@@ -128,6 +129,14 @@ std::uint64_t PieceScanner::Scan(ByteSpan old_bytes, ByteSpan new_bytes, std::ui
                     ? found
                     : tensor::CountElements(changed.data(), changed.size(), units_per_element);
     lines.MarkWords(changed.data(), changed.size(), offset + at * unit_bytes, 64 * unit_bytes);
+    if (digest == nullptr) continue;
+    WithUnit(rule_.kind, [&]<typename Unit>(Unit) {
+      const std::uint64_t first = offset / sizeof(Unit) + at;
+      tensor::ForEachSet(changed.data(), changed.size(), [&](std::size_t unit) {
+        digest->Add(first + unit, base::Load<Unit>(&old_bytes[(at + unit) * sizeof(Unit)]),
+                    base::Load<Unit>(&new_bytes[(at + unit) * sizeof(Unit)]));
+      });
+    });
   }
   return elements;
 }

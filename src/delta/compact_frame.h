@@ -16,6 +16,7 @@
 #include "delta/changed_lines.h"
 #include "delta/step_code.h"
 #include "delta/step_kernels.h"
+#include "tensor/digest.h"
 #include "tensor/dtype.h"
 
 namespace syncline::delta {
@@ -33,10 +34,11 @@ class PieceScanner {
       : rule_(rule), block_(std::make_unique_for_overwrite<Change[]>(kStepBlockUnits)) {}
 
   // The next units, as many bytes of both; all but the last call with a multiple of kStepBlockUnits.
-  // `offset` of these bytes in the tensor, whose changed lines are marked. Returns the elements that
-  // changed; `units_per_element` units are one.
+  // `offset` of these bytes in the tensor, whose changed lines are marked and whose digest (may be
+  // null) is told. Returns the elements that changed; `units_per_element` units are one.
   std::uint64_t Scan(base::ByteSpan old_bytes, base::ByteSpan new_bytes, std::uint64_t offset,
-                     std::size_t units_per_element, ChangedLines& lines);
+                     std::size_t units_per_element, ChangedLines& lines,
+                     tensor::DigestChange* digest);
 
   PieceChanges Take() { return std::move(piece_); }
 

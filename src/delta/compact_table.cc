@@ -5,6 +5,7 @@
 #include <zstd.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <set>
 
@@ -49,6 +50,12 @@ void AppendBytes(ByteSpan bytes, std::vector<std::byte>& out) {
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
+void AppendWord(std::uint64_t word, std::vector<std::byte>& out) {
+  std::array<std::byte, 8> bytes;
+  base::Store(bytes.data(), word);
+  AppendBytes(bytes, out);
+}
+
 std::vector<std::byte> TableContent(const CompactTable& table) {
   std::vector<std::byte> out;
   AppendVarint(kFormat, out);
@@ -76,8 +83,13 @@ std::vector<std::byte> TableContent(const CompactTable& table) {
     for (const std::uint64_t size : tensor.shape) AppendVarint(size, out);
   });
   ForEachTensor(table, [&](const CompactTensor& t) { AppendVarint(t.changed_elements, out); });
-  ForEachTensor(table, [&](const CompactTensor& tensor) { AppendBytes(tensor.hash, out); });
-  ForEachTensor(table, [&](const CompactTensor& tensor) { AppendBytes(tensor.digest, out); });
+  ForEachTensor(table, [&](const CompactTensor& tensor) {
+    AppendBytes(base::AsBytes(base::FromHex(tensor.hash)), out);
+  });
+  ForEachTensor(table, [&](const CompactTensor& tensor) {
+    AppendWord(tensor.digest.low, out);
+    AppendWord(tensor.digest.high, out);
+  });
   const auto each_frame = [&](const auto& visit) {
     for (const CompactCell& cell : table.cells) {
       for (const CompactFrame& frame : cell.frames) visit(frame);
@@ -89,9 +101,7 @@ std::vector<std::byte> TableContent(const CompactTable& table) {
   });
   each_frame([&](const CompactFrame& frame) {
     if (frame.bytes == 0) return;
-    std::array<std::byte, 8> check;
-    base::Store(check.data(), frame.check);
-    AppendBytes(check, out);
+    AppendWord(frame.check, out);
   });
   return out;
 }
@@ -175,13 +185,18 @@ class TableReader {
       if (tensor.changed_elements == 0) return Corrupt("names tensors without a change");
       return {};
     }));
-    const auto read_16 = [&](std::array<std::byte, 16>& into) -> Status {
-      SYNCLINE_ASSIGN(const ByteSpan bytes, from_.Bytes(into.size()));
-      std::ranges::copy(bytes, into.begin());
+    SYNCLINE_TRY(TryEachTensor(table_, [&](CompactTensor& tensor) -> Status {
+      SYNCLINE_ASSIGN(const ByteSpan bytes, from_.Bytes(16));
+      tensor.hash =
+          base::ToHex({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
       return {};
-    };
-    SYNCLINE_TRY(TryEachTensor(table_, [&](CompactTensor& t) { return read_16(t.hash); }));
-    SYNCLINE_TRY(TryEachTensor(table_, [&](CompactTensor& t) { return read_16(t.digest); }));
+    }));
+    SYNCLINE_TRY(TryEachTensor(table_, [&](CompactTensor& tensor) -> Status {
+      SYNCLINE_ASSIGN(const ByteSpan bytes, from_.Bytes(16));
+      tensor.digest = {base::Load<std::uint64_t>(bytes.data()),
+                       base::Load<std::uint64_t>(&bytes[8])};
+      return {};
+    }));
     return CheckCells();
   }
 

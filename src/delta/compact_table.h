@@ -2,20 +2,23 @@
 // changed, in which cells they are, and where the frames are.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/error.h"
 #include "delta/step_code.h"
 #include "delta/unit_kind.h"
+#include "tensor/digest.h"
 #include "tensor/dtype.h"
 
 namespace syncline::delta {
 
-inline constexpr std::size_t kCompactPreambleBytes = 8;
+inline constexpr std::string_view kCompactPreamble = "SYNCDLT1";
+inline constexpr std::size_t kCompactPreambleBytes = kCompactPreamble.size();
 inline constexpr std::size_t kCompactTrailerBytes = 32;
 inline constexpr unsigned kFrameLog = 21;  // of the units of a frame, as we write them
 
@@ -24,9 +27,9 @@ struct CompactTensor {
   tensor::Dtype dtype = tensor::Dtype::kU8;
   std::vector<std::uint64_t> shape;
   std::uint64_t changed_elements = 0;
-  std::array<std::byte, 16> hash = {};    // xxh3-128 of the new bytes, canonical
-  std::array<std::byte, 16> digest = {};  // low lane, high lane
-  std::uint64_t bytes = 0;                // by dtype and shape
+  std::string hash;         // xxh3-128 of the new bytes, 32 lower-case hex digits
+  tensor::Digest digest;    // of the new bytes
+  std::uint64_t bytes = 0;  // by dtype and shape
 
   std::uint64_t units() const { return bytes / UnitBytes(KindOf(dtype)); }
 };

@@ -338,7 +338,7 @@ class Puller {
     };
     if (!version.delta) return changed("it was a delta");
     if (version.delta->base_version != described.delta->base_version) return changed("its base");
-    if (!described.manifest) return {};
+    if (!described.manifest || described.manifest->manifest.tensors_in_files) return {};
     const std::vector<store::ManifestTensor>& expected = described.manifest->manifest.tensors;
     if (version.tensors.size() != expected.size()) {
       return changed(

@@ -53,6 +53,7 @@ struct Manifest {
   // is not in the store, without their full copies. 0: this is one.
   std::uint64_t chain_bytes = 0;
   std::vector<ManifestTensor> tensors;  // by name
+  bool tensors_in_files = false;    // `tensors` is empty: the tables of the files say it (compact)
   std::vector<ManifestFile> files;  // every other file of the version but the signature, by name
 };
 
