@@ -11,6 +11,7 @@
 #include "base/progress.h"
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
+#include "replica/replica.h"
 #include "replica/state.h"
 #include "store/version.h"
 
@@ -37,7 +38,7 @@ struct ApplyCounts {
 base::Result<ApplyCounts> ApplyChain(const ReplicaState& state,
                                      const checkpoint::Checkpoint& checkpoint,
                                      std::span<const store::Version> chain, HeldVersion to,
-                                     Head& head,
+                                     Head& head, VerifyBy verify,
                                      const std::function<base::Status()>& before_writing,
                                      base::ThreadPool& pool, base::Progress& progress,
                                      const base::CancelToken* cancel);

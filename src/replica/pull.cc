@@ -26,6 +26,7 @@
 #include "replica/repair.h"
 #include "replica/replica.h"
 #include "replica/seed.h"
+#include "replica/tensor_check.h"
 #include "replica/undo.h"
 #include "store/retention.h"
 #include "store/version.h"
@@ -184,6 +185,7 @@ class Puller {
       held_ = std::nullopt;
       return Advance(target);
     }
+    SYNCLINE_TRY(CheckDigests(options_.verify, plan.deltas));
     const auto lease = TakeLease(plan);
     SYNCLINE_ASSIGN(const std::vector<Version> deltas, Bring(plan));
     SYNCLINE_ASSIGN(last_, LastPull::Open(state_));
@@ -336,6 +338,7 @@ class Puller {
       SYNCLINE_TRY(CheckDelta(version, described));
       deltas.push_back(std::move(version));
     }
+    SYNCLINE_TRY(CheckDigests(options_.verify, deltas));
     if (plan.kind == Plan::Start::kHeld) return deltas;
     // The start is read now, so that a bad one is known before anything changes.
     start_directory_ = plan.seed;
@@ -399,8 +402,8 @@ class Puller {
       SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, state_.directory()));
       SYNCLINE_TRY(Unshare(state_, checkpoint));
       SYNCLINE_ASSIGN(ApplyCounts counts,
-                      ApplyChain(state_, checkpoint, chain, to, *held_, before_writing, pool_,
-                                 progress_, options_.cancel));
+                      ApplyChain(state_, checkpoint, chain, to, *held_, options_.verify,
+                                 before_writing, pool_, progress_, options_.cancel));
       if (counts.damaged.empty()) {
         for (const Version& version : chain) report_.applied.push_back(version.number);
         report_.tensors_changed += counts.tensors_changed;

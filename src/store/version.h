@@ -13,6 +13,7 @@
 #include "checkpoint/index.h"
 #include "delta/encoding.h"
 #include "objects/object_store.h"
+#include "tensor/digest.h"
 #include "tensor/hash.h"
 
 namespace syncline::store {
@@ -41,6 +42,8 @@ struct DeltaTensor {
   std::size_t file = 0;      // index into Version::files
   std::uint64_t offset = 0;  // of the frame in that file
   std::uint64_t bytes = 0;   // of the frame
+  // Of the whole new tensor. Nothing: the encoding carries none, as xor and overwrite.
+  std::optional<tensor::Digest> digest;
 };
 
 // A version whose index, and for a delta whose file headers, were read and agree with each other.
