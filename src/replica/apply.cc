@@ -1,7 +1,6 @@
 // 1. Prepare (prepare.h): decode every frame against the replica's bytes, check what would come
-//    out (tensor_check.h), and write all that would change into a journal. A damaged frame, or a wrong
-//    hash or digest, ends it here
-//    with nothing moved.
+//    out (tensor_check.h), and write all that would change into a journal. A damaged frame, or a
+//    wrong hash or digest, ends it here with nothing moved.
 // 2. The journal and its name are synced, and with it the removal of the last pull's journals.
 // 3. The marker is withdrawn, durably. From here on a process that dies, or a machine, leaves the
 //    journal and no marker, and the next pull carries the journal out.

@@ -1,9 +1,9 @@
 // 1. Tensors that a delta's reader takes one after the other, in any delta of the chain, belong to
 //    one task; most tasks are a tensor, or a few small ones.
 // 2. Tasks run in parallel, the largest first. Each goes through its tensors by name, block by block:
-//    read the replica's bytes, let one delta after the other change them, check the result (tensor_check.h), and put
-//    what changed into the journal. So each byte is read once, and nothing larger than the frames of
-//    the tensors at hand is held.
+//    read the replica's bytes, let one delta after the other change them, check the result
+//    (tensor_check.h), and put what changed into the journal. So each byte is read once, and
+//    nothing larger than the frames of the tensors at hand is held.
 #include "replica/prepare.h"
 
 #include <fmt/format.h>

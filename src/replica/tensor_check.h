@@ -20,13 +20,13 @@
 
 namespace syncline::replica {
 
-// Do these deltas carry the digests that `by` needs? kIncompatible names the first version that does
-// not. The first is for before they are fetched, when only their encodings are known.
+// Do these deltas carry the digests that `by` needs? kIncompatible names the first version that
+// does not. The first is for before they are fetched, when only their encodings are known.
 base::Status CheckDigests(VerifyBy by, std::span<const store::Described> deltas);
 base::Status CheckDigests(VerifyBy by, std::span<const store::Version> deltas);
 
-// One tensor, whose pieces come in order: Old, as the replica holds it, then New of each block of it,
-// with what the patch has made of it. One thread.
+// One tensor, whose pieces come in order: Old, as the replica holds it, then New of each block of
+// it, with what the patch has made of it. One thread.
 class TensorCheck {
  public:
   struct Expected {

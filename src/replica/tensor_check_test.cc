@@ -327,8 +327,8 @@ TEST_P(DigestPullTest, AnInterruptedApplyIsCompletedWithoutDigests) {
   ExpectDigests(3);
 }
 
-// What chained means: a base that was wrong where nothing changes stays wrong, and only a look at it
-// tells.
+// What chained means: a base that was wrong where nothing changes stays wrong, and only a look at
+// it tells.
 TEST_P(DigestPullTest, ChainedSaysNothingOfWhatDoesNotChange) {
   ASSERT_OK(Apply({WithDigests(1)}, VerifyBy::kHash));
   const std::uint64_t untouched = versions_[0][0].size() - 3;
