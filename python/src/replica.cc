@@ -30,12 +30,18 @@ using base::CancelToken;
 using base::FileSystem;
 
 nb::dict Pull(const nb::bytes& store, const nb::bytes& into, std::optional<std::uint64_t> version,
-              const nb::bytes& seed, std::size_t threads, const Reading& reading,
-              Control& control) {
+              const nb::bytes& seed, const std::string& verify, std::size_t threads,
+              const Reading& reading, Control& control) {
+  const auto by = replica::FindVerifyBy(verify);
+  if (!by) {
+    Raise({base::Code::kInvalidArgument,
+           "unknown verify \"" + verify + "\": expected hash, chained or full"});
+  }
   const std::string from = ToPath(store);
   const std::string to = ToPath(into);
   replica::PullOptions options = {.version = version,
                                   .seed = ToPath(seed),
+                                  .verify = *by,
                                   .threads = threads,
                                   .progress = &control.progress(),
                                   .cancel = &control.cancel()};
@@ -168,7 +174,8 @@ void BindReplica(nb::module_& module) {
       .def("cancel", [](Control& self) { self.cancel().Cancel(); })
       .def("progress", &ProgressOf);
   module.def("pull", &Pull, nb::arg("store"), nb::arg("into"), nb::arg("version").none(),
-             nb::arg("seed"), nb::arg("threads"), nb::arg("reading"), nb::arg("control"));
+             nb::arg("seed"), nb::arg("verify"), nb::arg("threads"), nb::arg("reading"),
+             nb::arg("control"));
   module.def("undo", &Undo, nb::arg("replica"), nb::arg("threads"));
   module.def("verify", &Verify, nb::arg("path"), nb::arg("version").none(), nb::arg("repair"),
              nb::arg("store"), nb::arg("seed"), nb::arg("threads"), nb::arg("reading"));

@@ -58,6 +58,7 @@ def pull(
     into: bytes,
     version: int | None,
     seed: bytes,
+    verify: str,
     threads: int,
     reading: Reading,
     control: Control,

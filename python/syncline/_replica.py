@@ -15,6 +15,7 @@ from ._arguments import (
     path_bytes,
     store_bytes,
     thread_count,
+    verify_by,
     version_number,
 )
 from ._pulling import Pulling
@@ -33,6 +34,7 @@ def pull(
     *,
     version: SupportsIndex | None = None,
     seed: StrPath | None = None,
+    verify: Literal["hash", "chained", "full"] = "hash",
     threads: SupportsIndex | None = None,
     trust: Iterable[StrPath] = (),
     wait: float | None = None,
@@ -49,6 +51,7 @@ def pull(
     *,
     version: SupportsIndex | None = None,
     seed: StrPath | None = None,
+    verify: Literal["hash", "chained", "full"] = "hash",
     threads: SupportsIndex | None = None,
     trust: Iterable[StrPath] = (),
     wait: float | None = None,
@@ -64,6 +67,7 @@ def pull(
     *,
     version: SupportsIndex | None = None,
     seed: StrPath | None = None,
+    verify: Literal["hash", "chained", "full"] = "hash",
     threads: SupportsIndex | None = None,
     trust: Iterable[StrPath] = (),
     wait: float | None = None,
@@ -89,6 +93,10 @@ def pull(
             version 0.
         seed: checkpoint that is version 0, where the store does not hold it. A replica remembers
             it.
+        verify: how each tensor that a delta changes is checked. "hash": the content hash of all of
+            it. "full": its additive digest, of all of it. "chained": the digest of what was there
+            and what the changes add to it; says nothing of bytes that do not change. But for "hash"
+            the deltas must carry digests, which `xor` and `overwrite` do not.
         threads: how many to use; None for one a processor.
         trust: files of public keys (see `syncline keygen`). If there are any, only what one of them
             has signed is read.
@@ -120,6 +128,7 @@ def pull(
         path_bytes("into", into),
         version_number(version),
         optional_path("seed", seed),
+        verify_by(verify),
         thread_count(threads),
         core_reading(trust, wait, before_read, connection),
     )

@@ -11,6 +11,7 @@
 #include "base/progress.h"
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
+#include "replica/replica.h"
 #include "replica/state.h"
 #include "store/arrival.h"
 #include "store/version.h"
@@ -41,7 +42,7 @@ struct ApplyCounts {
 base::Result<ApplyCounts> ApplyChain(
     const ReplicaState& state, const checkpoint::Checkpoint& checkpoint,
     const store::Arrival& arrival, std::span<const store::Version> chain, HeldVersion to,
-    Head& head, const std::function<base::Status()>& before_writing, base::ThreadPool& pool,
-    base::Progress& progress, const base::CancelToken* cancel);
+    Head& head, VerifyBy verify, const std::function<base::Status()>& before_writing,
+    base::ThreadPool& pool, base::Progress& progress, const base::CancelToken* cancel);
 
 }  // namespace syncline::replica

@@ -34,6 +34,7 @@
 #include "replica/repair.h"
 #include "replica/replica.h"
 #include "replica/seed.h"
+#include "replica/tensor_check.h"
 #include "replica/undo.h"
 #include "store/retention.h"
 #include "store/version.h"
@@ -197,6 +198,7 @@ class Puller {
       held_ = std::nullopt;
       return Advance(target);
     }
+    SYNCLINE_TRY(CheckDigests(options_.verify, plan.deltas));
     const auto lease = TakeLease(plan);
     arrival_.reset();  // of a plan that was given up; it has the same place
     SYNCLINE_ASSIGN(const std::vector<Version> deltas, Bring(plan));
@@ -370,6 +372,7 @@ class Puller {
                       }));
       deltas.push_back(std::move(version));
     }
+    SYNCLINE_TRY(CheckDigests(options_.verify, deltas));
     if (plan.kind == Plan::Start::kHeld) return deltas;
     // The start is read now, so that a bad one is known before anything changes.
     start_directory_ = plan.seed;
@@ -436,7 +439,8 @@ class Puller {
       SYNCLINE_ASSIGN(checkpoint, Checkpoint::Open(files_, state_.directory()));
       SYNCLINE_ASSIGN(ApplyCounts counts, WhileArriving([&] {
                         return ApplyChain(state_, *checkpoint, *arrival_, chain, to, *held_,
-                                          before_writing, pool_, shown_->second(), options_.cancel);
+                                          options_.verify, before_writing, pool_, shown_->second(),
+                                          options_.cancel);
                       }));
       if (counts.damaged.empty()) {
         for (const Version& version : chain) report_.applied.push_back(version.number);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/cancel.h"
@@ -19,11 +20,27 @@
 
 namespace syncline::replica {
 
+// How a pull finds out that a delta makes of a tensor what was published. What was there before,
+// and was wrong in a place that the delta leaves alone, is found by kHash and kFull.
+enum class VerifyBy : std::uint8_t {
+  kHash,  // the content hash of the whole new tensor
+  // The additive digest (tensor/digest.h) of the old tensor, and what the changes add to it: it
+  // says that what changed is what was published to change, and costs no look at anything else.
+  kChained,
+  kFull,  // the additive digest of the whole new tensor
+};
+// "hash", "chained" or "full".
+std::optional<VerifyBy> FindVerifyBy(std::string_view name);
+std::string_view Name(VerifyBy by);
+
 struct PullOptions {
   std::optional<std::uint64_t> version;  // nothing: the newest one
   // Checkpoint that is version 0; empty: the one that an earlier pull was given, or version 0 must
   // be in the store.
   std::string seed;
+  // But for kHash all deltas on the way must carry digests; else it is kIncompatible, before
+  // anything is fetched where their encoding tells. Full versions are compared with their hashes.
+  VerifyBy verify = VerifyBy::kHash;
   std::size_t threads = 0;  // 0: one for each processor
   base::Progress* progress = nullptr;
   const base::CancelToken* cancel = nullptr;

@@ -146,7 +146,8 @@ Status AddCompactFile(FileSystem& files, const std::string& name, Version& versi
                                  .hash = tensor.hash,
                                  .file = version.files.size(),
                                  .offset = cell.frames.front().offset,
-                                 .bytes = std::exchange(bytes, 0)});
+                                 .bytes = std::exchange(bytes, 0),
+                                 .digest = tensor.digest});
     }
   }
   version.tables.push_back(*std::move(table));

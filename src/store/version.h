@@ -14,6 +14,7 @@
 #include "delta/compact_table.h"
 #include "delta/encoding.h"
 #include "objects/object_store.h"
+#include "tensor/digest.h"
 #include "tensor/hash.h"
 
 namespace syncline::store {
@@ -46,6 +47,8 @@ struct DeltaTensor {
   std::size_t file = 0;      // index into Version::files
   std::uint64_t offset = 0;  // of the frame in that file; of a cell's frames
   std::uint64_t bytes = 0;   // of the frame; of a cell's frames, and 0 for all but its first tensor
+  // Of the whole new tensor. Nothing: the encoding carries none, as xor and overwrite.
+  std::optional<tensor::Digest> digest;
 };
 
 // A version whose index, and for a delta whose file headers, were read and agree with each other.

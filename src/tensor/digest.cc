@@ -14,8 +14,8 @@ HWY_BEFORE_NAMESPACE();
 namespace syncline::tensor::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Adds whole vectors of units, of which the first is number `place` of its block, without the key of
-// the block. Returns how many units that were.
+// Adds whole vectors of units, of which the first is number `place` of its block, without the key
+// of the block. Returns how many units that were.
 #if HWY_TARGET == HWY_SCALAR
 
 template <typename Unit>
