@@ -124,6 +124,7 @@ class Publisher:
         flush: Callable[[], object] | None,
         refresh: Callable[[], object] | None,
         connection: Connection,
+        link_gbps: float,
     ) -> None: ...
     def publish(self, version: int | None, tensors: list[Any], full: bool) -> dict[str, Any]:
         """tensors: tuples (name, dtype, shape, buffer of the packed bytes).

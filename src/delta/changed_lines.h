@@ -28,7 +28,10 @@ class ChangedLines {
   void MarkWords(const std::uint64_t* mask, std::size_t words, std::uint64_t offset,
                  std::size_t bytes_per_word) {
     for (std::size_t i = 0; i < words; ++i) {
-      if (mask[i] != 0) Mark(offset + i * bytes_per_word);
+      if (mask[i] == 0) continue;
+      for (std::size_t byte = 0; byte < bytes_per_word; byte += kLineBytes) {
+        Mark(offset + i * bytes_per_word + byte);
+      }
     }
   }
 

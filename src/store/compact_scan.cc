@@ -33,12 +33,12 @@ std::vector<CellPlan> PlanCells(std::span<const TensorView> tensors, unsigned fr
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::uint64_t units = UnitsOf(tensors[i]);
     if (units == 0) continue;
+    const UnitKind kind = delta::KindOf(tensors[i].dtype);
     if (units >= frame_units) {
       cells.push_back(
-          {.tensors = {i}, .units = units, .frames = (units + frame_units - 1) >> frame_log});
+          {.kind = kind, .tensors = {i}, .units = units, .frames = (units + frame_units - 1) >> frame_log});
       continue;
     }
-    const UnitKind kind = delta::KindOf(tensors[i].dtype);
     const auto found = open.find(kind);
     if (found != open.end() && cells[found->second].units + units <= frame_units) {
       cells[found->second].tensors.push_back(i);
@@ -46,7 +46,7 @@ std::vector<CellPlan> PlanCells(std::span<const TensorView> tensors, unsigned fr
       continue;
     }
     open[kind] = cells.size();
-    cells.push_back({.tensors = {i}, .units = units});
+    cells.push_back({.kind = kind, .tensors = {i}, .units = units});
   }
   return cells;
 }
@@ -81,6 +81,7 @@ void AddFrames(const CellPlan& plan, std::size_t cell, unsigned frame_log,
     const std::uint64_t first = i << frame_log;
     FrameScan frame;
     frame.cell = cell;
+    frame.rule.kind = plan.kind;
     frame.tensors = plan.tensors;
     frame.first_unit = first;
     frame.units = std::min(plan.units - first, std::uint64_t{1} << frame_log);

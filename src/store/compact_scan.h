@@ -36,6 +36,7 @@ struct ScanInput {
 
 // A cell as it would be if all its tensors changed.
 struct CellPlan {
+  delta::UnitKind kind = delta::UnitKind::kPlain8;
   std::vector<std::size_t> tensors;  // ascending
   std::uint64_t units = 0;
   std::uint64_t frames = 1;

@@ -169,7 +169,8 @@ class RanksTest : public testing::TestWithParam<delta::Encoding> {
   double ratio_ = 0;
 };
 INSTANTIATE_TEST_SUITE_P(Encodings, RanksTest,
-                         testing::Values(delta::Encoding::kXor, delta::Encoding::kOverwrite),
+                         testing::Values(delta::Encoding::kXor, delta::Encoding::kOverwrite,
+                                         delta::Encoding::kCompact),
                          [](const auto& tested) { return std::string(Name(tested.param)); });
 
 TEST_P(RanksTest, EachPublishesItsPart) {
