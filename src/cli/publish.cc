@@ -70,19 +70,19 @@ Result<Output> Publish(const Session& session, Options options) {
                   delta::ChooseEncoding(options.encoding, options.link_gbps));
   SYNCLINE_ASSIGN(const auto input,
                   checkpoint::CheckpointReader::Open(session.files, options.checkpoint));
-  replica::ResumeOptions resume = {
-      .base = options.base,
-      .baseline = options.full ? replica::BaselineKind::kNone : replica::BaselineKind::kDisk,
-      .baseline_directory = options.baseline,
-      .one_version = true,
-      .publisher = {.encoding = encoding,
-                    .companions_from = input.checkpoint().directory(),
-                    .signing_key = options.key,
-                    .full_copy_ratio = options.full_copy_ratio,
-                    .threads = session.threads,
-                    .objects = options.connection},
-      .progress = &session.progress,
-      .cancel = &session.cancel};
+  replica::ResumeOptions resume;
+  resume.base = options.base;
+  resume.baseline = options.full ? replica::BaselineKind::kNone : replica::BaselineKind::kDisk;
+  resume.baseline_directory = options.baseline;
+  resume.one_version = true;
+  resume.publisher.encoding = encoding;
+  resume.publisher.companions_from = input.checkpoint().directory();
+  resume.publisher.signing_key = options.key;
+  resume.publisher.full_copy_ratio = options.full_copy_ratio;
+  resume.publisher.threads = session.threads;
+  resume.publisher.objects = options.connection;
+  resume.progress = &session.progress;
+  resume.cancel = &session.cancel;
   if (!options.after.empty()) {
     resume.publisher.after_publish = [&](std::uint64_t version, const std::string&) {
       return RunHook(options.after, options.store, version);

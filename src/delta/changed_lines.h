@@ -43,6 +43,7 @@ class ChangedLines {
       for (std::uint64_t bits = words_[word]; bits != 0; bits &= bits - 1) {
         const std::uint64_t line =
             word * kWordBytes + static_cast<std::uint64_t>(std::countr_zero(bits)) * kLineBytes;
+        if (line >= end) return;  // a word of units may end before its last line
         const std::uint64_t size = line + kLineBytes < end ? kLineBytes : end - line;
         std::memcpy(to.data() + line, from.data() + line, size);
       }

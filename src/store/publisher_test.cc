@@ -108,6 +108,7 @@ class PublisherTest : public testing::TestWithParam<delta::Encoding> {
           ASSERT_OK(patch->Next(part, block));
           block.Put(part);
         }
+        SCOPED_TRACE(version.tensors[i].name);
         ASSERT_OK(patch->Finish());
         EXPECT_EQ(HashHex(version.delta->checksum, image), version.tensors[i].hash);
         if (GetParam() == delta::Encoding::kCompact) {
@@ -170,6 +171,7 @@ TEST_P(PublisherTest, FullThenDeltasEachAgainstTheOneBefore) {
   EXPECT_EQ(parent.manifest.tensors[3].hash,
             HashHex(tensor::HashKind::kXxh3, model_.views()[3].bytes));
   for (const double density : {0.001, 0.0, 0.5, 0.00001}) {
+    SCOPED_TRACE(density);
     const auto old_bytes = Snapshot();
     model_.Step(density);
     ASSERT_OK_AND_ASSIGN(const PublishReport report, Publish(publisher));
