@@ -294,8 +294,15 @@ Status Fetch::Await(std::size_t file, std::uint64_t offset, std::uint64_t bytes)
       if (there) return {};
       asked_in = item.openings;
     }
+    ++waiting_;
     changed_.wait(lock);
+    --waiting_;
   }
+}
+
+std::size_t Fetch::waiting() {
+  const std::scoped_lock lock(mutex_);
+  return waiting_;
 }
 
 Result<std::unique_ptr<base::File>> Fetch::OpenContent(std::size_t file) {
