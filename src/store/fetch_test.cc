@@ -206,7 +206,7 @@ class FetchTest : public testing::Test {
   void WaitForReaders(std::size_t count) {
     const auto end = std::chrono::steady_clock::now() + kFarTooLong;
     while (fetch_->waiting() < count && std::chrono::steady_clock::now() < end) {
-      std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     ASSERT_EQ(fetch_->waiting(), count);
   }
