@@ -302,7 +302,9 @@ TEST_F(FetchTest, AFailureWakesEveryReader) {
   WaitForReaders(2);
   store_.Fail("v/b@2", {Code::kUnavailable, "held://store/v/b is gone"});
   store_.Release("v/a@0");
-  store_.Release("v/b@0");
+  store_.Release("v/a@3");
+  // The other one is still held when this one fails.
+  EXPECT_THAT(store_.Reads(4), testing::UnorderedElementsAre("v/a@0", "v/a@3", "v/a@2", "v/b@2"));
   store_.Release("v/b@2");
   EXPECT_ERROR(first.get(), Code::kUnavailable, "v/b is gone");
   EXPECT_ERROR(second.get(), Code::kUnavailable, "v/b is gone");
