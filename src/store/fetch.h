@@ -65,7 +65,7 @@ class Fetch {
   // nobody waits for. What has come may still turn out to have a wrong SHA-256. An error is that of
   // Run, which has failed or is about to.
   base::Status Await(std::size_t file, std::uint64_t offset, std::uint64_t bytes);
-  // How many calls of Await wait now, after they have asked.
+  // How many calls of Await wait now; they have asked, if the file is open.
   std::size_t waiting();
   // To read what Await has waited for.
   base::Result<std::unique_ptr<base::File>> OpenContent(std::size_t file);

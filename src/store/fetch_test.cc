@@ -297,6 +297,7 @@ TEST_F(FetchTest, AFailureWakesEveryReader) {
   Put("a", 4 * kPiece);
   Put("b", 4 * kPiece);
   Start(2);
+  EXPECT_THAT(store_.Reads(2), testing::UnorderedElementsAre("v/a@0", "v/a@3"));
   auto first = ReadAside("a", 2 * kPiece, 10);
   auto second = ReadAside("b", 2 * kPiece, 10);
   WaitForReaders(2);
