@@ -201,10 +201,10 @@ class Puller {
     SYNCLINE_TRY(CheckDigests(options_.verify, plan.deltas));
     const auto lease = TakeLease(plan);
     arrival_.reset();  // of a plan that was given up; it has the same place
-    SYNCLINE_ASSIGN(const std::vector<Version> deltas, Bring(plan));
+    SYNCLINE_ASSIGN(std::vector<Version> deltas, Bring(plan));
     SYNCLINE_ASSIGN(last_, LastPull::Open(state_));
     if (plan.kind != Plan::Start::kHeld) SYNCLINE_TRY(Reseed(plan));
-    std::span<const Version> chain = deltas;
+    std::span<Version> chain = deltas;
     std::span<const store::Described> described = plan.deltas;
     while (!chain.empty()) {
       std::size_t count = FoldCount(chain);
@@ -354,6 +354,13 @@ class Puller {
     return {};
   }
 
+  Result<Version> ReadDelta(const store::Described& described) const {
+    SYNCLINE_ASSIGN(Version version,
+                    store::ReadVersion(arrival_->files(), arrival_->path(), described.number));
+    SYNCLINE_TRY(CheckDelta(version, described));
+    return version;
+  }
+
   // Step 4.
   Result<std::vector<Version>> Bring(const Plan& plan) {
     const std::string spool = state_.Path("fetch");
@@ -363,13 +370,7 @@ class Puller {
     if (plan.kind != Plan::Start::kHeld) SYNCLINE_TRY(arrival_->Wait());
     std::vector<Version> deltas;
     for (const store::Described& described : plan.deltas) {
-      SYNCLINE_ASSIGN(Version version, WhileArriving([&]() -> Result<Version> {
-                        SYNCLINE_ASSIGN(Version read,
-                                        store::ReadVersion(arrival_->files(), arrival_->path(),
-                                                           described.number));
-                        SYNCLINE_TRY(CheckDelta(read, described));
-                        return read;
-                      }));
+      SYNCLINE_ASSIGN(Version version, WhileArriving([&] { return ReadDelta(described); }));
       deltas.push_back(std::move(version));
     }
     SYNCLINE_TRY(CheckDigests(options_.verify, deltas));
@@ -419,7 +420,7 @@ class Puller {
   }
 
   // False: what is held was damaged, and had to be given up.
-  Result<bool> Apply(std::span<const Version> chain, std::span<const store::Described> described) {
+  Result<bool> Apply(std::span<Version> chain, std::span<const store::Described> described) {
     const store::Described& last = described.back();
     const HeldVersion to{.run = last.manifest ? last.manifest->manifest.run : held_->held.run,
                          .identity = last.identity};
@@ -437,11 +438,17 @@ class Puller {
     };
     for (int attempt = 0; true; ++attempt) {
       SYNCLINE_ASSIGN(checkpoint, Checkpoint::Open(files_, state_.directory()));
-      SYNCLINE_ASSIGN(ApplyCounts counts, WhileArriving([&] {
-                        return ApplyChain(state_, *checkpoint, *arrival_, chain, to, *held_,
-                                          options_.verify, before_writing, pool_, shown_->second(),
-                                          options_.cancel);
-                      }));
+      bool again = false;
+      const auto apply = [&]() -> Result<ApplyCounts> {
+        // What stands where in the files is known from wrong bytes, too.
+        for (std::size_t i = 0; again && i < chain.size(); ++i) {
+          SYNCLINE_ASSIGN(chain[i], ReadDelta(described[i]));
+        }
+        again = true;
+        return ApplyChain(state_, *checkpoint, *arrival_, chain, to, *held_, options_.verify,
+                          before_writing, pool_, shown_->second(), options_.cancel);
+      };
+      SYNCLINE_ASSIGN(ApplyCounts counts, WhileArriving(apply));
       if (counts.damaged.empty()) {
         for (const Version& version : chain) report_.applied.push_back(version.number);
         report_.tensors_changed += counts.tensors_changed;

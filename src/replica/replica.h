@@ -41,7 +41,8 @@ struct PullOptions {
   // But for kHash all deltas on the way must carry digests; else it is kIncompatible, before
   // anything is fetched where their encoding tells. Full versions are compared with their hashes.
   VerifyBy verify = VerifyBy::kHash;
-  std::size_t threads = 0;  // 0: one for each processor
+  // That work, and as many more that fetch; 0: one for each processor.
+  std::size_t threads = 0;
   base::Progress* progress = nullptr;
   const base::CancelToken* cancel = nullptr;
   store::SourceOptions source;  // its `cancel` is set by the call
@@ -69,8 +70,9 @@ struct PullReport {
 // What happens: nothing, if it is there already, of the same run. Else the deltas that lead from the
 // version it holds to the target, in order; or, where that chain is broken, by a full version or
 // another run, or where it is dearer, or nothing whole is held, the nearest full version, full copy
-// or the seed, and the deltas after it. All versions needed are read, fetched and checked first:
-// kNotFound names those that are missing. Target 0 sets the replica back to the seed or version 0
+// or the seed, and the deltas after it. Deltas are decoded while they are fetched and checked, but
+// nothing changes before all versions needed are there and right; kNotFound names those that are
+// missing. Target 0 sets the replica back to the seed or version 0
 // of the store; any other older target is reached if the last pull's deltas can be taken back that
 // far, else it is kOutOfOrder. Tensors that turn out to be damaged are healed from the store.
 //

@@ -95,6 +95,9 @@ Status Download::HashPiece(std::uint64_t piece, base::Buffer& buffer) {
 
 Status Download::Finish(const objects::ObjectStore& store) {
   const std::string sha256 = wanted_.sha256.empty() ? "" : sha256_.Hex();
+  if (sha256.empty() && !wanted_.sha256.empty()) {
+    return Fail(Code::kInternal, "cannot hash " + PartPath());
+  }
   SYNCLINE_TRY(files_.RemoveAll(DonePath()));
   if (sha256 == wanted_.sha256) return files_.Rename(PartPath(), wanted_.path);
   SYNCLINE_TRY(files_.RemoveAll(PartPath()));

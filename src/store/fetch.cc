@@ -80,6 +80,7 @@ Status Fetch::Run(base::ThreadPool& pool, base::Progress& progress) {
 }
 
 Status Fetch::RunTries(base::ThreadPool& pool, base::Progress& progress) {
+  if (items_.empty()) return {};
   pause_ = kFirstPause;
   while (true) {
     Status tried = OpenFiles(pool);
@@ -109,7 +110,7 @@ Status Fetch::Pause(std::chrono::milliseconds pause, std::uint64_t version) {
   return options_.refresh ? options_.refresh(version) : Status();
 }
 
-// A failure is noted; the result only says that there was one.
+// A failure of a file is noted; the result says that there was one.
 Status Fetch::OpenFiles(base::ThreadPool& pool) {
   return pool.ParallelFor(items_.size(), [&](std::size_t i) -> Status {
     Item& item = *items_[i];
@@ -294,8 +295,15 @@ Status Fetch::Await(std::size_t file, std::uint64_t offset, std::uint64_t bytes)
       if (there) return {};
       asked_in = item.openings;
     }
+    ++waiting_;
     changed_.wait(lock);
+    --waiting_;
   }
+}
+
+std::size_t Fetch::waiting() {
+  const std::scoped_lock lock(mutex_);
+  return waiting_;
 }
 
 Result<std::unique_ptr<base::File>> Fetch::OpenContent(std::size_t file) {

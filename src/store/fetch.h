@@ -65,6 +65,8 @@ class Fetch {
   // nobody waits for. What has come may still turn out to have a wrong SHA-256. An error is that of
   // Run, which has failed or is about to.
   base::Status Await(std::size_t file, std::uint64_t offset, std::uint64_t bytes);
+  // How many calls of Await wait now; they have asked, if the file is open.
+  std::size_t waiting();
   // To read what Await has waited for.
   base::Result<std::unique_ptr<base::File>> OpenContent(std::size_t file);
 
@@ -117,6 +119,7 @@ class Fetch {
   std::mutex mutex_;                 // guards all below
   std::condition_variable changed_;  // a piece has come, a file is finished, or all is over
   std::deque<Piece> asked_;          // that somebody waits for
+  std::size_t waiting_ = 0;
   std::deque<std::size_t> to_hash_;  // files whose next piece can be hashed
   std::vector<Piece> order_;
   std::size_t next_ = 0;  // of order_

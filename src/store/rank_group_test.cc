@@ -238,7 +238,7 @@ TEST_P(RanksTest, TheErrorOfOneIsTheErrorOfAll) {
   auto opened = Open(1, 20, faulty);
   ASSERT_OK(opened);
   publishers_[1] = *std::move(opened);
-  for (const std::string_view operation : {"mkdir", "write", "allocate", "sync"}) {
+  for (const std::string operation : {"mkdir", "write", "allocate", "sync"}) {
     // The size of a compact file is not known before it is written.
     if (operation == "allocate" && GetParam() == delta::Encoding::kCompact) continue;
     Step();

@@ -61,7 +61,8 @@ double Source::WaitSeconds() const {
 
 // Tries again, with growing pauses, as long as something may appear and time is left.
 template <typename Try>
-auto Source::Wait(std::uint64_t version, const Try& attempt) -> decltype(attempt()) {
+auto Source::Wait(std::uint64_t version, const base::CancelToken* cancel, const Try& attempt)
+    -> decltype(attempt()) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration<double>(WaitSeconds());
   auto pause = std::chrono::milliseconds(50);
@@ -70,7 +71,7 @@ auto Source::Wait(std::uint64_t version, const Try& attempt) -> decltype(attempt
     if (result || !MayAppear(result.error()) || Clock::now() + pause > deadline) return result;
     const auto until = Clock::now() + pause;
     while (Clock::now() < until) {
-      if (options_.cancel != nullptr) SYNCLINE_TRY(options_.cancel->Check());
+      if (cancel != nullptr) SYNCLINE_TRY(cancel->Check());
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     pause = std::min(2 * pause, std::chrono::milliseconds(2000));
@@ -154,7 +155,7 @@ Result<bool> Source::Has(std::uint64_t version) {
 }
 
 Result<Described> Source::Describe(std::uint64_t version) {
-  auto described = Wait(version, [&] { return DescribeNow(version); });
+  auto described = Wait(version, options_.cancel, [&] { return DescribeNow(version); });
   if (!described && !is_directory() && described.error().message.find(url()) == std::string::npos) {
     return Annotate(std::move(described).error(), url());
   }
@@ -243,8 +244,8 @@ Status Source::CheckSigned(Described& version) {
 
 Result<std::string> Source::Bring(const Described& version, Part part, const std::string& spool,
                                   base::ThreadPool& pool, base::Progress& progress) {
-  auto directory =
-      Wait(version.number, [&] { return BringNow(version, part, spool, pool, progress); });
+  auto directory = Wait(version.number, options_.cancel,
+                        [&] { return BringNow(version, part, spool, pool, progress); });
   if (directory) return directory;
   return Annotate(std::move(directory).error(), fmt::format("version {}", version.number));
 }
@@ -338,7 +339,7 @@ Result<std::unique_ptr<Arrival>> Source::StartChecking(std::span<const Described
   }
   const auto check = [this](const Delta& delta, bool hash, base::ThreadPool& with,
                             const base::CancelToken* cancel) -> Status {
-    Status status = Wait(delta.number, [&] {
+    Status status = Wait(delta.number, cancel, [&] {
       return CheckFiles(*files_, delta.directory, delta.manifest, Part::kVersion, hash, with,
                         cancel);
     });

@@ -29,7 +29,8 @@ struct SourceOptions {
   // visible; nothing: 30 for a store that is not a directory, 0 for a directory.
   std::optional<double> wait_seconds;
   // Called before the store is read, and again while something is waited for: a place to refresh a
-  // mount. `version`: the one that is wanted; nothing: the newest.
+  // mount. `version`: the one that is wanted; nothing: the newest. Comes from any thread, but from
+  // one at a time.
   std::function<base::Status(std::optional<std::uint64_t> version)> before_read;
   const base::CancelToken* cancel = nullptr;  // of every call; must outlive the source
 };
@@ -123,7 +124,8 @@ class Source {
   double WaitSeconds() const;
   base::Status CheckSigned(Described& version);
   template <typename Try>
-  auto Wait(std::uint64_t version, const Try& attempt) -> decltype(attempt());
+  auto Wait(std::uint64_t version, const base::CancelToken* cancel, const Try& attempt)
+      -> decltype(attempt());
 
   base::FileSystem* local_ = nullptr;
   std::unique_ptr<objects::ObjectStore> objects_;
