@@ -122,6 +122,56 @@ base::Status CheckDirectory(const std::string& path) {
   return Fail(Code::kInvalidArgument, path + " is not a directory");
 }
 
+// Tensors that a function of Python gives, a few at a time. Called by a thread without the GIL. What
+// the function raises is kept, to be raised again.
+class PythonArrivals final : public tensor::Arrivals {
+ public:
+  PythonArrivals(std::span<const TensorView> held, const nb::object& next)
+      : held_(held), next_(next) {}
+
+  base::Result<Batch> Next() override {
+    const nb::gil_scoped_acquire gil;
+    buffers_.reset();
+    given_.reset();
+    Batch batch;
+    try {
+      given_ = nb::cast<nb::list>(next_());
+      buffers_.emplace(given_->size());
+      for (const nb::handle tensor : *given_) {
+        const TensorView view = ToView(nb::cast<nb::tuple>(tensor), *buffers_);
+        const auto found = std::ranges::lower_bound(held_, view.name, {}, &TensorView::name);
+        if (found == held_.end() || found->name != view.name) {
+          return Fail(Code::kInvalidArgument,
+                      "tensor " + view.name + " is not in the last version");
+        }
+        if (found->dtype != view.dtype || found->shape != view.shape) {
+          return Fail(Code::kInvalidArgument,
+                      "tensor " + view.name + " is " + std::string(Name(view.dtype)) + " " +
+                          tensor::ShapeText(view.shape) + ", the last version has " +
+                          std::string(Name(found->dtype)) + " " +
+                          tensor::ShapeText(found->shape));
+        }
+        batch.emplace_back(static_cast<std::size_t>(found - held_.begin()), view.bytes);
+      }
+    } catch (const std::exception& error) {
+      return Fail(Code::kIo, std::string("the tensors raised: ") + error.what());
+    }
+    return batch;
+  }
+
+  ~PythonArrivals() override {
+    const nb::gil_scoped_acquire gil;
+    buffers_.reset();
+    given_.reset();
+  }
+
+ private:
+  std::span<const TensorView> held_;
+  const nb::object& next_;
+  std::optional<nb::list> given_;
+  std::optional<Buffers> buffers_;
+};
+
 // One thread at a time: the Python class holds a lock around each call.
 class Publisher {
  public:
@@ -173,17 +223,7 @@ class Publisher {
   ~Publisher() { Close(); }
 
   nb::dict Publish(std::optional<std::uint64_t> version, const nb::list& tensors, bool full) {
-    if (!publisher_) Raise({Code::kInvalidArgument, "the publisher is closed"});
-    if (getpid() != process_) {
-      Raise({Code::kInvalidArgument,
-             "the publisher was made before a fork: only the process that "
-             "made it can publish"});
-    }
-    if (broken_) {
-      Raise({Code::kInternal,
-             "an earlier publish ended in the middle: make a new publisher, which "
-             "goes on from what the store holds"});
-    }
+    CheckUsable();
     Buffers buffers(tensors.size());
     std::vector<TensorView> views;
     for (const nb::handle tensor : tensors) {
@@ -193,6 +233,22 @@ class Publisher {
     return ToDict(Call([&](const CancelToken& cancel) {
       broken_ = true;  // unless the room returns
       auto report = publisher_->Publish(version, std::move(views), full, progress, &cancel);
+      broken_ = false;
+      last_version_ = publisher_->last_version();
+      return report;
+    }));
+  }
+
+  bool can_take_arriving() const { return publisher_ && publisher_->can_take_arriving(); }
+
+  // `next` gives the next tensors, each a tuple as Publish takes them; none at the end.
+  nb::dict PublishArriving(std::optional<std::uint64_t> version, const nb::object& next) {
+    CheckUsable();
+    PythonArrivals arrivals(publisher_->held(), next);
+    base::Progress progress;
+    return ToDict(Call([&](const CancelToken& cancel) {
+      broken_ = true;  // unless the room returns
+      auto report = publisher_->PublishArriving(version, arrivals, progress, &cancel);
       broken_ = false;
       last_version_ = publisher_->last_version();
       return report;
@@ -211,6 +267,20 @@ class Publisher {
   }
 
  private:
+  void CheckUsable() const {
+    if (!publisher_) Raise({Code::kInvalidArgument, "the publisher is closed"});
+    if (getpid() != process_) {
+      Raise({Code::kInvalidArgument,
+             "the publisher was made before a fork: only the process that "
+             "made it can publish"});
+    }
+    if (broken_) {
+      Raise({Code::kInternal,
+             "an earlier publish ended in the middle: make a new publisher, which "
+             "goes on from what the store holds"});
+    }
+  }
+
   std::unique_ptr<store::Publisher> publisher_;
   std::optional<std::uint64_t> last_version_;
   pid_t process_ = getpid();
@@ -233,6 +303,9 @@ void BindPublisher(nb::module_& module) {
            nb::arg("link_gbps"))
       .def("publish", &Publisher::Publish, nb::arg("version").none(), nb::arg("tensors"),
            nb::arg("full"))
+      .def("publish_arriving", &Publisher::PublishArriving, nb::arg("version").none(),
+           nb::arg("next"))
+      .def_prop_ro("can_take_arriving", &Publisher::can_take_arriving)
       .def_prop_ro("version", &Publisher::last_version)
       .def("close", &Publisher::Close);
 }

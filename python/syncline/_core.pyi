@@ -126,6 +126,12 @@ class Publisher:
         connection: Connection,
         link_gbps: float,
     ) -> None: ...
+    @property
+    def can_take_arriving(self) -> bool: ...
+    def publish_arriving(
+        self, version: int | None, next: Callable[[], list[Any]]
+    ) -> dict[str, Any]:
+        """next: the next tensors, as publish takes them; an empty list at the end."""
     def publish(self, version: int | None, tensors: list[Any], full: bool) -> dict[str, Any]:
         """tensors: tuples (name, dtype, shape, buffer of the packed bytes).
 

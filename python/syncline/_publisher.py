@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from . import _core
 from ._arguments import (
@@ -24,6 +24,10 @@ from .errors import Error, IoError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+# Of tensors that are made one after the other, how many bytes are read together.
+_BATCH_BYTES = 64 << 20
 
 
 class Publisher:
@@ -154,7 +158,10 @@ class Publisher:
                 tensor of `open_checkpoint`, or another object with `__dlpack__`. It is read in
                 place, and must not change meanwhile; only one with gaps (a transpose, a slice) is
                 packed, and only one on another device copied to the host. Names, dtypes and shapes
-                stay those of the first version, unless `full`.
+                stay those of the first version, unless `full`. Of an iterator (a generator that gathers
+                one parameter after the other) with "compact" each tensor is read when it comes and can
+                go then, in whatever order they come; only the changes are kept. The first version,
+                and one that carries a full copy, are made of all tensors together.
             full: publish all bytes, not the difference.
 
         Raises:
@@ -169,14 +176,45 @@ class Publisher:
             NoSpaceError, IoError, PermissionDeniedError: the store cannot be written.
         """
         number = version_number(version)
-        packed = pack(named_tensors)
+        streamed = isinstance(named_tensors, Iterator) and not full
         with self._lock:
-            outcome = self._core.publish(number, packed, full)
+            if streamed and self._core.can_take_arriving:
+                outcome = self._publish_arriving(number, named_tensors)
+            else:
+                outcome = self._core.publish(number, pack(named_tensors), full)
             url = os.fsdecode(outcome.pop("url"))
             report = PublishReport(**outcome)
             if self._after_publish is not None:
                 self._call_after(self._after_publish, report.version, url)
             return report
+
+    def _publish_arriving(
+        self, number: int | None, named_tensors: Iterator[tuple[str, Any]]
+    ) -> dict[str, Any]:
+        """Takes tensors as they are made, some `_BATCH_BYTES` at a time."""
+        raised: list[BaseException] = []
+
+        def take() -> list[Any]:
+            batch: list[Any] = []
+            size = 0
+            try:
+                for pair in named_tensors:
+                    packed = pack([pair])
+                    batch += packed
+                    size += sum(memoryview(tensor[3]).nbytes for tensor in packed)
+                    if size >= _BATCH_BYTES:
+                        break
+            except BaseException as error:
+                raised.append(error)
+                raise
+            return batch
+
+        try:
+            return self._core.publish_arriving(number, take)
+        except Error:
+            if raised:
+                raise raised[0] from None
+            raise
 
     @staticmethod
     def _call_after(after_publish: Callable[[int, str], object], version: int, url: str) -> None:

@@ -47,6 +47,31 @@ class MemoryBaseline final : public Baseline {
     });
   }
 
+  Status AdvanceBy(std::uint64_t, DeltaReader& files, base::ThreadPool& pool) override {
+    return pool.ParallelFor(files.runs().size(), [&](std::size_t run) -> Status {
+      std::vector<std::span<std::byte>> images;
+      std::vector<DeltaReader::Target> targets;
+      for (const std::size_t tensor : files.runs()[run]) {
+        const std::string& name = files.version().tensors[tensor].name;
+        const auto view = std::ranges::lower_bound(views_, name, {}, &TensorView::name);
+        const auto index = static_cast<std::size_t>(view - views_.begin());
+        images.emplace_back(memory_.get() + offsets_[index], view->bytes.size());
+        targets.push_back({view->bytes.size(), view->dtype});
+      }
+      SYNCLINE_ASSIGN(const auto patch, files.OpenRun(run, targets));
+      delta::BlockPatch block = patch->MakeBlock();
+      for (const std::span<std::byte> image : images) {
+        for (std::size_t at = 0; at < image.size(); at += delta::kBlockBytes) {
+          const auto part = image.subspan(at, std::min(delta::kBlockBytes, image.size() - at));
+          SYNCLINE_TRY(patch->Next(part, block));
+          block.Put(part);
+        }
+        SYNCLINE_TRY(patch->Finish());
+      }
+      return {};
+    });
+  }
+
  private:
   // One block for all, in huge pages where the system has them: it is read from end to end at each
   // step.

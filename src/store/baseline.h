@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "delta/changed_lines.h"
+#include "store/delta_reader.h"
 #include "tensor/view.h"
 
 namespace syncline::store {
@@ -26,6 +27,13 @@ class Baseline {
   virtual base::Status Advance(std::uint64_t version, std::span<const tensor::TensorView> tensors,
                                std::span<const delta::ChangedLines> lines,
                                base::ThreadPool& pool) = 0;
+  // The same, where the bytes of the tensors are not at hand any more, by the files of the version,
+  // which builds on what is held. Only for one that holds a copy; others go on by themselves.
+  virtual base::Status AdvanceBy(std::uint64_t version, DeltaReader& files,
+                                 base::ThreadPool& pool) {
+    (void)files;
+    return Advance(version, tensors(), {}, pool);
+  }
   // Does Advance look at the bytes of `tensors`?
   virtual bool needs_bytes() const { return true; }
   // After a failed Advance: gets version `version` from elsewhere, if it can. False: it cannot, and

@@ -35,43 +35,53 @@ std::vector<CellPlan> PlanCells(std::span<const TensorView> tensors, unsigned fr
     if (units == 0) continue;
     const UnitKind kind = delta::KindOf(tensors[i].dtype);
     if (units >= frame_units) {
-      cells.push_back(
-          {.kind = kind, .tensors = {i}, .units = units, .frames = (units + frame_units - 1) >> frame_log});
+      cells.push_back({.kind = kind,
+                       .tensors = {i},
+                       .sizes = {units},
+                       .units = units,
+                       .frames = (units + frame_units - 1) >> frame_log});
       continue;
     }
     const auto found = open.find(kind);
     if (found != open.end() && cells[found->second].units + units <= frame_units) {
       cells[found->second].tensors.push_back(i);
+      cells[found->second].sizes.push_back(units);
       cells[found->second].units += units;
       continue;
     }
     open[kind] = cells.size();
-    cells.push_back({.kind = kind, .tensors = {i}, .units = units});
+    cells.push_back({.kind = kind, .tensors = {i}, .sizes = {units}, .units = units});
   }
   return cells;
 }
 
 std::uint64_t FrameScan::held_bytes() const {
   std::uint64_t bytes = 0;
-  for (const delta::PieceChanges& piece : pieces) {
-    bytes += piece.changes.capacity() * sizeof(delta::Change);
-  }
-  for (const delta::DensePart& part : dense) bytes += part.planes.size();
+  for (const FramePart& part : parts) bytes += part.held_bytes();
   return bytes;
 }
 
 void FrameScan::Join() {
-  if (!has_stream()) return;
+  std::ranges::sort(parts, {}, &FramePart::tensor);
+  std::vector<delta::PieceChanges> pieces;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].dense()) {
+      dense.push_back({i, std::move(parts[i].planes)});
+    } else {
+      pieces.push_back(std::move(parts[i].changes));
+    }
+  }
+  parts.clear();
+  has_stream = !pieces.empty();
+  if (!has_stream) return;
   changes = delta::JoinFrame(std::move(pieces));
-  pieces.clear();
   counts = std::make_unique<delta::StepCounts>();
   delta::CountFrame(changes, rule.kind, rule.classes, *counts);
 }
 
 void FrameScan::Free() {
-  pieces = {};
-  dense = {};
   changes = {};
+  dense = {};
   counts.reset();
 }
 
@@ -128,7 +138,7 @@ Status CompactScanner::AddSample(const FrameScan& frame, std::uint64_t unit,
   unit += frame.first_unit;
   const std::size_t unit_bytes = delta::UnitBytes(sample.kind());
   for (const std::size_t tensor : frame.tensors) {
-    const std::uint64_t units = UnitsOf(input_.new_tensors[tensor]);
+    const std::uint64_t units = UnitsOf(input_.old_tensors[tensor]);
     if (unit >= units) {
       unit -= units;
       continue;
@@ -150,8 +160,8 @@ Status CompactScanner::Scan(std::span<FrameScan> frames, base::ThreadPool& pool,
   for (FrameScan& frame : frames) {
     const std::uint64_t cost = 4 * frame.units * delta::UnitBytes(frame.rule.kind);
     const std::size_t tensor = frame.tensors.front();
-    const std::uint64_t bytes = input_.new_tensors[tensor].bytes.size();
-    const bool several = frame.units < UnitsOf(input_.new_tensors[tensor]);
+    const std::uint64_t bytes = input_.old_tensors[tensor].bytes.size();
+    const bool several = frame.units < UnitsOf(input_.old_tensors[tensor]);
     // What is loaded is read once, so that frames and hash are of the same bytes: the frames of a
     // tensor follow one another.
     if (several && (input_.loader != nullptr || bytes <= kFusedBytes) && !tasks.empty() &&
@@ -186,13 +196,13 @@ Status CompactScanner::ScanFrame(FrameScan& frame, base::Progress& progress) {
     for (const std::size_t tensor : frame.tensors) {
       const auto hasher = tensor::MakeHasher(tensor::HashKind::kXxh3);
       SYNCLINE_TRY(
-          ScanPiece(frame, tensor, 0, UnitsOf(input_.new_tensors[tensor]), hasher.get(), progress));
+          ScanPiece(frame, tensor, 0, UnitsOf(input_.old_tensors[tensor]), hasher.get(), progress));
       states_[tensor].hash = hasher->Hex();
     }
     return {};
   }
   const std::size_t tensor = frame.tensors.front();
-  const TensorView& view = input_.new_tensors[tensor];
+  const TensorView& view = input_.old_tensors[tensor];
   State& state = states_[tensor];
   const std::uint64_t units = UnitsOf(view);
   const bool fused =
@@ -232,11 +242,10 @@ Status CompactScanner::ScanPiece(FrameScan& frame, std::size_t tensor, std::uint
   if (piece.changes.size() * kDenseShare > units &&
       delta::DenseBits(new_bytes, unit_bytes) < delta::SparseBits(piece, frame.rule.kind)) {
     SYNCLINE_ASSIGN(std::vector<std::byte> planes, delta::EncodePlanes(new_bytes, unit_bytes));
-    frame.dense.push_back({frame.parts, std::move(planes)});
+    frame.parts.push_back({.tensor = tensor, .changes = {}, .planes = std::move(planes)});
   } else {
-    frame.pieces.push_back(std::move(piece));
+    frame.parts.push_back({.tensor = tensor, .changes = std::move(piece), .planes = {}});
   }
-  ++frame.parts;
   const std::scoped_lock lock(mutex_);
   states_[tensor].changed += changed;
   states_[tensor].difference += digest.difference();
@@ -246,7 +255,7 @@ Status CompactScanner::ScanPiece(FrameScan& frame, std::size_t tensor, std::uint
 std::optional<delta::CompactTensor> CompactScanner::Finish(std::size_t tensor) {
   State& state = states_[tensor];
   if (state.changed == 0) return std::nullopt;
-  const TensorView& view = input_.new_tensors[tensor];
+  const TensorView& view = input_.old_tensors[tensor];
   std::optional<tensor::Digest>& digest = input_.digests[tensor];
   if (!digest) {
     digest =

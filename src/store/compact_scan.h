@@ -2,6 +2,7 @@
 // and finds out what changed in them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -38,30 +39,46 @@ struct ScanInput {
 struct CellPlan {
   delta::UnitKind kind = delta::UnitKind::kPlain8;
   std::vector<std::size_t> tensors;  // ascending
+  std::vector<std::uint64_t> sizes;  // of each, in units
   std::uint64_t units = 0;
   std::uint64_t frames = 1;
+
+  std::uint64_t UnitsOf(std::size_t tensor) const {
+    const auto found = std::ranges::lower_bound(tensors, tensor);
+    return sizes[static_cast<std::size_t>(found - tensors.begin())];
+  }
 };
 // All tensors that have bytes.
 std::vector<CellPlan> PlanCells(std::span<const tensor::TensorView> tensors, unsigned frame_log);
 
+// What the scan found in a tensor that changed, or in the range of it that lies in one frame.
+struct FramePart {
+  std::size_t tensor = 0;
+  delta::PieceChanges changes;
+  std::vector<std::byte> planes;  // of a dense part, which has no changes
+
+  bool dense() const { return !planes.empty(); }
+  std::uint64_t held_bytes() const {
+    return changes.changes.capacity() * sizeof(delta::Change) + planes.size();
+  }
+};
+
 // A frame in the making: of a number of small tensors, or of a range of one.
 struct FrameScan {
   std::size_t cell = 0;
-  std::span<const std::size_t> tensors;  // of the plan
+  std::span<const std::size_t> tensors;  // of the plan, or some of them
   std::uint64_t first_unit = 0;          // of the one tensor
   std::uint64_t units = 0;
   delta::ClassRule rule;
 
-  // What the scan found, for the tensors that changed.
-  std::vector<delta::PieceChanges> pieces;
-  std::vector<delta::DensePart> dense;
-  std::size_t parts = 0;  // of both sorts
+  std::vector<FramePart> parts;  // by tensor; only what changed
   // After Join.
   std::vector<delta::Change> changes;
+  std::vector<delta::DensePart> dense;
+  bool has_stream = false;
   std::unique_ptr<delta::StepCounts> counts;  // of `changes`; null without a stream
 
-  bool changed() const { return parts > 0; }
-  bool has_stream() const { return parts > dense.size(); }
+  bool changed() const { return !parts.empty() || has_stream || !dense.empty(); }
   std::uint64_t held_bytes() const;
   void Join();
   void Free();
@@ -82,7 +99,7 @@ class CompactScanner {
   // Adds the block at `unit` of a frame to the sample.
   base::Status AddSample(const FrameScan& frame, std::uint64_t unit, delta::StepSample& sample);
 
-  // Scans frames, which follow one another in the order of AddFrames over all calls.
+  // Scans frames. Those of one tensor follow one another, also over several calls.
   base::Status Scan(std::span<FrameScan> frames, base::ThreadPool& pool, base::Progress& progress,
                     const base::CancelToken* cancel);
 

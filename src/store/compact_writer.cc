@@ -5,12 +5,16 @@
 //    enough changes are held.
 // 3. What the group has to code is counted, its models are made (or an earlier one is good enough),
 //    its frames are encoded in parallel and written one after the other.
-// 4. A file ends, with its table, at the first cell after kFileBytes.
+// 4. A file ends, with its table, at the end of the first group after kFileBytes.
+//
+// Tensors that arrive one after the other are scanned when they come, and only what changed is kept;
+// a cell of several is encoded when the last of them has come.
 #include "store/compact_writer.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "base/pool.h"
@@ -46,12 +50,15 @@ struct OutFile {
 
 class CompactWriter {
  public:
+  // `arrived`: the input's new tensors; of those that come one after the other the bytes are set while
+  // they are there.
   CompactWriter(FileSystem& files, const std::string& directory, const ScanInput& input,
-                const DeltaFiles& how, base::ThreadPool& pool, base::Progress& progress,
-                const base::CancelToken* cancel)
+                std::vector<TensorView>& arrived, const DeltaFiles& how, base::ThreadPool& pool,
+                base::Progress& progress, const base::CancelToken* cancel)
       : files_(files),
         directory_(directory),
         input_(input),
+        arrived_(arrived),
         how_(how),
         pool_(pool),
         progress_(progress),
@@ -60,22 +67,133 @@ class CompactWriter {
 
   Result<DeltaCounts> Write() {
     std::uint64_t total = 0;
-    for (const TensorView& view : input_.new_tensors) total += view.bytes.size();
+    for (const TensorView& view : input_.old_tensors) total += view.bytes.size();
     progress_.Begin("encode", total);
-    const std::vector<CellPlan> cells = PlanCells(input_.old_tensors, delta::kFrameLog);
-    std::vector<FrameScan> work;
-    for (std::size_t i = 0; i < cells.size(); ++i) AddFrames(cells[i], i, delta::kFrameLog, work);
-    for (std::span<FrameScan> left = work; !left.empty();) {
-      SYNCLINE_ASSIGN(const std::size_t done, WriteGroup(cells, left));
-      left = left.subspan(done);
+    cells_ = PlanCells(input_.old_tensors, delta::kFrameLog);
+    if (how_.arrivals != nullptr) {
+      SYNCLINE_TRY(WriteArriving());
+    } else {
+      std::vector<FrameScan> work;
+      for (std::size_t i = 0; i < cells_.size(); ++i) {
+        AddFrames(cells_[i], i, delta::kFrameLog, work);
+      }
+      SYNCLINE_TRY(WriteFrames(work));
     }
     SYNCLINE_TRY(EndFile());
     return Finish();
   }
 
  private:
+  Status WriteFrames(std::span<FrameScan> work) {
+    while (!work.empty()) {
+      SYNCLINE_ASSIGN(const std::size_t done, WriteGroup(work));
+      work = work.subspan(done);
+    }
+    return {};
+  }
+
+  Status WriteArriving() {
+    Waiting waiting(cells_, input_.old_tensors.size());
+    while (true) {
+      if (cancel_ != nullptr) SYNCLINE_TRY(cancel_->Check());
+      SYNCLINE_ASSIGN(const tensor::Arrivals::Batch batch, how_.arrivals->Next());
+      if (batch.empty()) break;
+      std::vector<FrameScan> small;
+      std::vector<FrameScan> large;
+      for (const auto& [tensor, bytes] : batch) {
+        const TensorView& old_view = input_.old_tensors[tensor];
+        if (!waiting.Take(tensor)) {
+          return Fail(base::Code::kInvalidArgument,
+                      fmt::format("tensor {} came twice", old_view.name));
+        }
+        arrived_[tensor].bytes = bytes;
+        if (bytes.empty()) continue;
+        const std::size_t cell = waiting.cell_of[tensor];
+        if (cells_[cell].tensors.size() == 1) {
+          AddFrames(cells_[cell], cell, delta::kFrameLog, large);
+        } else {
+          small.push_back(waiting.Single(cells_[cell], tensor));
+        }
+      }
+      SYNCLINE_TRY(ScanSmall(small, waiting));
+      SYNCLINE_TRY(EncodeReady(waiting, !large.empty()));
+      SYNCLINE_TRY(WriteFrames(large));
+      for (const auto& [tensor, bytes] : batch) arrived_[tensor].bytes = {};
+    }
+    SYNCLINE_TRY(EncodeReady(waiting, true));
+    for (std::size_t i = 0; i < waiting.came.size(); ++i) {
+      if (waiting.came[i]) continue;
+      return Fail(base::Code::kInvalidArgument,
+                  fmt::format("tensor {} did not come", input_.old_tensors[i].name));
+    }
+    return {};
+  }
+
+  // What has come of the cells of several tensors.
+  struct Waiting {
+    Waiting(const std::vector<CellPlan>& cells, std::size_t tensors)
+        : came(tensors), cell_of(tensors), frames(cells.size()), left(cells.size()) {
+      for (std::size_t cell = 0; cell < cells.size(); ++cell) {
+        left[cell] = cells[cell].tensors.size();
+        for (const std::size_t tensor : cells[cell].tensors) cell_of[tensor] = cell;
+      }
+    }
+
+    bool Take(std::size_t tensor) {
+      if (came[tensor]) return false;
+      came[tensor] = true;
+      return true;
+    }
+    FrameScan Single(const CellPlan& plan, std::size_t tensor) const {
+      FrameScan scan;
+      scan.cell = cell_of[tensor];
+      scan.tensors = std::span(&*std::ranges::find(plan.tensors, tensor), 1);
+      scan.units = plan.UnitsOf(tensor);
+      scan.rule.kind = plan.kind;
+      return scan;
+    }
+
+    std::vector<bool> came;            // by tensor
+    std::vector<std::size_t> cell_of;  // by tensor
+    std::vector<FrameScan> frames;     // by cell; holds the parts that have come
+    std::vector<std::size_t> left;     // by cell, tensors that have not come
+    std::vector<FrameScan> ready;      // of cells that are complete
+    std::uint64_t held = 0;            // of `ready`
+    std::map<UnitKind, delta::ClassRule> rules;
+  };
+
+  // All small tensors of one kind have one rule, by the first ones that came.
+  Status ScanSmall(std::vector<FrameScan>& scans, Waiting& waiting) {
+    if (std::ranges::any_of(scans, [&](const FrameScan& scan) {
+          return !waiting.rules.contains(scan.rule.kind);
+        })) {
+      SYNCLINE_TRY(ChooseRules(scans));
+      for (const FrameScan& scan : scans) waiting.rules.try_emplace(scan.rule.kind, scan.rule);
+    }
+    for (FrameScan& scan : scans) scan.rule = waiting.rules.at(scan.rule.kind);
+    SYNCLINE_TRY(scanner_.Scan(scans, pool_, progress_, cancel_));
+    for (FrameScan& scan : scans) {
+      FrameScan& frame = waiting.frames[scan.cell];
+      std::ranges::move(scan.parts, std::back_inserter(frame.parts));
+      if (--waiting.left[scan.cell] > 0) continue;
+      frame.cell = scan.cell;
+      frame.rule = scan.rule;
+      waiting.held += frame.held_bytes();
+      waiting.ready.push_back(std::move(frame));
+    }
+    return {};
+  }
+
+  Status EncodeReady(Waiting& waiting, bool all) {
+    if (waiting.ready.empty() || (!all && waiting.held < kGroupChangeBytes)) return {};
+    SYNCLINE_TRY(Encode(waiting.ready));
+    waiting.ready.clear();
+    waiting.held = 0;
+    return {};
+  }
+
   // Steps 2 and 3 for some of the frames that are left; returns how many.
-  Result<std::size_t> WriteGroup(const std::vector<CellPlan>& cells, std::span<FrameScan> left) {
+  Result<std::size_t> WriteGroup(std::span<FrameScan> left) {
     std::size_t most = 0;
     for (std::uint64_t bytes = 0; most < left.size() && (most == 0 || bytes < kGroupBytes);
          ++most) {
@@ -93,7 +211,7 @@ class CompactWriter {
       for (const FrameScan& frame : left.subspan(done, wave)) held += frame.held_bytes();
       done += wave;
     }
-    SYNCLINE_TRY(Encode(cells, left.first(done)));
+    SYNCLINE_TRY(Encode(left.first(done)));
     return done;
   }
 
@@ -128,7 +246,7 @@ class CompactWriter {
     return *std::ranges::find_if(frames, [&](const FrameScan& f) { return f.rule.kind == kind; });
   }
 
-  Status Encode(const std::vector<CellPlan>& cells, std::span<FrameScan> frames) {
+  Status Encode(std::span<FrameScan> frames) {
     SYNCLINE_TRY(pool_.ParallelFor(
         frames.size(),
         [&](std::size_t i) -> Status {
@@ -152,14 +270,14 @@ class CompactWriter {
           FrameScan& frame = frames[i];
           if (!frame.changed()) return {};
           encoded[i] =
-              delta::EncodeFrame(frame.changes, frame.rule.kind, frame.has_stream(), frame.dense,
+              delta::EncodeFrame(frame.changes, frame.rule.kind, frame.has_stream, frame.dense,
                                  frame.rule.classes, *tables.at(models.at(frame.rule.kind)));
           return {};
         },
         cancel_));
     for (std::size_t i = 0; i < frames.size(); ++i) {
       const std::size_t model = frames[i].changed() ? models.at(frames[i].rule.kind) : 0;
-      SYNCLINE_TRY(Append(cells[frames[i].cell], encoded[i], model));
+      SYNCLINE_TRY(Append(cells_[frames[i].cell], encoded[i], model));
       frames[i].Free();
     }
     return out_ && !InCell() && out_->offset >= kFileBytes ? EndFile() : Status();
@@ -256,11 +374,13 @@ class CompactWriter {
   FileSystem& files_;
   const std::string& directory_;
   const ScanInput& input_;
+  std::vector<TensorView>& arrived_;
   const DeltaFiles& how_;
   base::ThreadPool& pool_;
   base::Progress& progress_;
   const base::CancelToken* cancel_;
   CompactScanner scanner_;
+  std::vector<CellPlan> cells_;
   std::optional<OutFile> out_;
   std::size_t file_count_ = 0;
   delta::CompactCell cell_;  // whose frames are written
@@ -281,8 +401,11 @@ Result<DeltaCounts> WriteCompact(FileSystem& files, const std::string& directory
   std::vector<std::optional<tensor::Digest>>& digests =
       how.digests == nullptr ? unknown : *how.digests;
   digests.resize(new_tensors.size());
-  const ScanInput input = {old_tensors, new_tensors, how.loader, lines, digests};
-  CompactWriter writer(files, directory, input, how, pool, progress, cancel);
+  std::vector<TensorView> arrived;
+  if (how.arrivals != nullptr) arrived.assign(new_tensors.begin(), new_tensors.end());
+  const ScanInput input = {old_tensors, how.arrivals != nullptr ? arrived : new_tensors, how.loader,
+                           lines, digests};
+  CompactWriter writer(files, directory, input, arrived, how, pool, progress, cancel);
   return writer.Write();
 }
 

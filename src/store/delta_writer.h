@@ -14,6 +14,7 @@
 #include "delta/changed_lines.h"
 #include "store/manifest.h"
 #include "store/version.h"
+#include "tensor/arrivals.h"
 #include "tensor/digest.h"
 #include "tensor/view.h"
 
@@ -25,6 +26,7 @@ struct DeltaFiles {
                        // only writer
   bool durable = true;
   const tensor::Loader* loader = nullptr;  // where the new tensors' bytes are not in memory
+  tensor::Arrivals* arrivals = nullptr;    // or where they come as they are made (compact only)
   delta::EncodingChoice choice;            // of the form, where the encoding has several
   // Of each old tensor, where it is known; receives those of the new ones. May be null. Compact only.
   std::vector<std::optional<tensor::Digest>>* digests = nullptr;

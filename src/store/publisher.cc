@@ -16,6 +16,7 @@
 
 #include "base/log.h"
 #include "checkpoint/reader.h"
+#include "store/delta_reader.h"
 #include "store/delta_writer.h"
 #include "store/file_hash.h"
 #include "store/full_writer.h"
@@ -184,6 +185,7 @@ Status Publisher::WriteFiles(Work& work) {
                              {.prefix = {},
                               .durable = options_.durable,
                               .loader = work.loader,
+                              .arrivals = work.arrivals,
                               .choice = options_.encoding,
                               .digests = &work.digests},
                              work.lines, *pool_, work.progress, work.cancel));
@@ -197,10 +199,21 @@ Status Publisher::WriteFiles(Work& work) {
   work.written = std::move(counts.files);
   SYNCLINE_TRY(HashFiles(work));
   manifest.chain_bytes = chain_bytes_ + TotalBytes(manifest.files);
-  const bool dear = options_.full_copy_ratio > 0 &&
-                    static_cast<double>(manifest.chain_bytes) >=
-                        options_.full_copy_ratio * static_cast<double>(manifest.full_bytes);
-  return dear ? WriteFullCopy(work) : Status();
+  // What came one after the other is gone; the next version carries the copy.
+  const bool due = work.arrivals == nullptr && CopyDue(manifest.chain_bytes, manifest.full_bytes);
+  return due ? WriteFullCopy(work) : Status();
+}
+
+bool Publisher::CopyDue(std::uint64_t chain_bytes, std::uint64_t full_bytes) const {
+  return options_.full_copy_ratio > 0 &&
+         static_cast<double>(chain_bytes) >=
+             options_.full_copy_ratio * static_cast<double>(full_bytes);
+}
+
+bool Publisher::can_take_arriving() const {
+  return !group_ && !stale_ && !unsure_ && last_version_ && last_totals_ &&
+         !baseline_->tensors().empty() && options_.encoding.encoding == delta::Encoding::kCompact &&
+         !CopyDue(chain_bytes_, last_totals_->full_bytes);
 }
 
 // Of a full version: what is read from files is hashed as it was written, whatever became of the
@@ -266,6 +279,13 @@ Status Publisher::Commit(Work& work) {
   if (key_) staged.signature_text = key_->Sign(staged.manifest_text);
   const Latest latest{run_, version, Identity(staged.manifest_text)};
 
+  // A copy in memory follows by the files, which are opened where they are now.
+  Version staged_version;
+  std::unique_ptr<DeltaReader> follow;
+  if (work.arrivals != nullptr && baseline_->needs_bytes()) {
+    SYNCLINE_ASSIGN(staged_version, ReadVersion(*files_, base::ParentOf(work.directory), version));
+    SYNCLINE_ASSIGN(follow, DeltaReader::Open(*files_, staged_version, {}));
+  }
   CommitResult commit = sink_->Commit(staged, work.progress, work.cancel);
   if (commit.outcome == Outcome::kUnknown) unsure_ = latest;
   if (commit.outcome != Outcome::kCommitted) return commit.status;
@@ -279,7 +299,8 @@ Status Publisher::Commit(Work& work) {
       TotalBytes(work.manifest.files) + staged.manifest_text.size() + staged.signature_text.size();
   Status after = std::move(commit.status);
   if (Status pointed = sink_->PointTo(latest, work.cancel); after) after = std::move(pointed);
-  Status moved = baseline_->Advance(version, work.tensors, work.lines, *pool_);
+  Status moved = follow != nullptr ? baseline_->AdvanceBy(version, *follow, *pool_)
+                                   : baseline_->Advance(version, work.tensors, work.lines, *pool_);
   stale_ = !moved;
   held_ = moved ? std::optional(version) : std::nullopt;
   digests_ = moved ? std::move(work.digests) : std::vector<std::optional<tensor::Digest>>();
@@ -344,7 +365,32 @@ Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
   SYNCLINE_TRY(Settle(cancel));
   SYNCLINE_TRY(OrderTensors(work.tensors, *pool_, cancel));
   work.full = full || stale_ || baseline_->tensors().empty();
-  SYNCLINE_ASSIGN(const std::uint64_t version, ChooseVersion(asked, work.full));
+  return PublishAlone(std::move(work));
+}
+
+Result<PublishReport> Publisher::PublishArriving(std::optional<std::uint64_t> asked,
+                                                 tensor::Arrivals& arrivals,
+                                                 base::Progress& progress,
+                                                 const base::CancelToken* cancel) {
+  if (!can_take_arriving()) {
+    return Fail(Code::kInvalidArgument,
+                sink_->url() + ": the next version cannot be made of tensors that come one by one");
+  }
+  std::vector<TensorView> tensors(held().begin(), held().end());
+  for (TensorView& view : tensors) {
+    view.bytes = base::ByteSpan(static_cast<const std::byte*>(nullptr), view.bytes.size());
+  }
+  Work work{.asked = asked,
+            .tensors = std::move(tensors),
+            .full = false,
+            .progress = progress,
+            .cancel = cancel,
+            .arrivals = &arrivals};
+  return PublishAlone(std::move(work));
+}
+
+Result<PublishReport> Publisher::PublishAlone(Work work) {
+  SYNCLINE_ASSIGN(const std::uint64_t version, ChooseVersion(work.asked, work.full));
   if (!work.full) {
     SYNCLINE_TRY(CheckSameTensors(baseline_->tensors(), work.tensors, *last_version_));
     work.digests = digests_;

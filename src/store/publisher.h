@@ -21,6 +21,7 @@
 #include "store/signature.h"
 #include "store/sink.h"
 #include "store/version.h"
+#include "tensor/arrivals.h"
 #include "tensor/digest.h"
 #include "tensor/loader.h"
 #include "tensor/view.h"
@@ -122,6 +123,20 @@ class Publisher {
                                       const base::CancelToken* cancel = nullptr,
                                       const tensor::Loader* loader = nullptr);
 
+  // Of what the next delta is made of: the tensors of the last version, by name. Empty: there is none.
+  std::span<const tensor::TensorView> held() const { return baseline_->tensors(); }
+
+  // Can the next version be made of tensors that come one after the other? True for a compact delta of
+  // a single rank, unless a full copy is due, or the last call left something to be settled first.
+  bool can_take_arriving() const;
+
+  // Publish for tensors that come one after the other, by their index in held(), and are read as they
+  // come: beside the baseline only what changed is kept. kInvalidArgument unless can_take_arriving(),
+  // or where a tensor does not come, or comes twice.
+  base::Result<PublishReport> PublishArriving(std::optional<std::uint64_t> version,
+                                              tensor::Arrivals& arrivals, base::Progress& progress,
+                                              const base::CancelToken* cancel = nullptr);
+
  private:
   struct Work;
 
@@ -133,6 +148,9 @@ class Publisher {
   base::Result<std::uint64_t> ChooseVersion(std::optional<std::uint64_t> asked, bool full) const;
   base::Status WriteFiles(Work& work);
   base::Status WriteFullCopy(Work& work);
+  bool CopyDue(std::uint64_t chain_bytes, std::uint64_t full_bytes) const;
+  // From the checks of the number on, of one rank.
+  base::Result<PublishReport> PublishAlone(Work work);
   base::Result<std::vector<ManifestTensor>> HashFull(Work& work);
   base::Status HashFiles(Work& work);
   base::Status Commit(Work& work);

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <deque>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -151,6 +153,71 @@ INSTANTIATE_TEST_SUITE_P(Encodings, PublisherTest,
                          testing::Values(delta::Encoding::kXor, delta::Encoding::kOverwrite,
                                          delta::Encoding::kCompact),
                          [](const auto& tested) { return std::string(Name(tested.param)); });
+
+// Tensors in an order and in batches by chance, each in memory that is gone afterwards.
+class ShuffledArrivals final : public tensor::Arrivals {
+ public:
+  ShuffledArrivals(std::vector<TensorView> tensors, std::mt19937& random)
+      : tensors_(std::move(tensors)), random_(random), order_(tensors_.size()) {
+    std::iota(order_.begin(), order_.end(), 0);
+    std::ranges::shuffle(order_, random_);
+  }
+  base::Result<Batch> Next() override {
+    memory_.clear();
+    Batch batch;
+    for (std::size_t i = 1 + random_() % 3; i > 0 && !order_.empty(); --i) {
+      const std::size_t tensor = order_.back();
+      order_.pop_back();
+      memory_.emplace_back(tensors_[tensor].bytes.begin(), tensors_[tensor].bytes.end());
+      batch.emplace_back(tensor, memory_.back());
+    }
+    return batch;
+  }
+  std::vector<std::size_t>& order() { return order_; }
+
+ private:
+  std::vector<TensorView> tensors_;
+  std::mt19937& random_;
+  std::vector<std::size_t> order_;
+  std::deque<std::vector<std::byte>> memory_;
+};
+
+TEST_P(PublisherTest, TensorsMayComeOneAfterTheOther) {
+  options_.full_copy_ratio = 0;
+  ASSERT_OK_AND_ASSIGN(Publisher publisher, Open(files));
+  EXPECT_FALSE(publisher.can_take_arriving());
+  ASSERT_OK(Publish(publisher));
+  EXPECT_EQ(publisher.can_take_arriving(), GetParam() == delta::Encoding::kCompact);
+  std::mt19937 random(4);
+  if (!publisher.can_take_arriving()) {
+    ShuffledArrivals arrivals(model_.views(), random);
+    EXPECT_ERROR(publisher.PublishArriving(std::nullopt, arrivals, progress_),
+                 Code::kInvalidArgument, "cannot be made of tensors that come one by one");
+    return;
+  }
+  for (const double density : {0.002, 0.0, 0.4, 0.001, 0.001}) {
+    SCOPED_TRACE(density);
+    const auto old_bytes = Snapshot();
+    model_.Step(density);
+    ShuffledArrivals arrivals(model_.views(), random);
+    ASSERT_OK_AND_ASSIGN(const PublishReport report,
+                         publisher.PublishArriving(std::nullopt, arrivals, progress_));
+    CheckDelta(report.version, old_bytes);
+    CheckPointer(report.version);
+  }
+  // What does not fit ends in an error, and the next call covers it.
+  const auto old_bytes = Snapshot();
+  model_.Step(0.01);
+  for (const bool twice : {true, false}) {
+    ShuffledArrivals arrivals(model_.views(), random);
+    std::erase(arrivals.order(), 2);
+    if (twice) arrivals.order().push_back(0);
+    EXPECT_ERROR(publisher.PublishArriving(std::nullopt, arrivals, progress_),
+                 Code::kInvalidArgument, twice ? "tensor big came twice" : "tensor f32 did not come");
+  }
+  ASSERT_OK_AND_ASSIGN(const PublishReport report, Publish(publisher));
+  CheckDelta(report.version, old_bytes);
+}
 
 TEST_P(PublisherTest, FullThenDeltasEachAgainstTheOneBefore) {
   ASSERT_OK_AND_ASSIGN(Publisher publisher, Open(files));

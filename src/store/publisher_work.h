@@ -19,6 +19,7 @@ struct Publisher::Work {
   base::Progress& progress;
   const base::CancelToken* cancel;
   const tensor::Loader* loader = nullptr;  // of tensors, where their bytes are not in memory
+  tensor::Arrivals* arrivals = nullptr;    // or where they come one after the other
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   std::string directory;  // staging
   std::vector<delta::ChangedLines> lines;
