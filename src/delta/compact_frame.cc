@@ -26,7 +26,7 @@ class BitWriter {
  public:
   explicit BitWriter(std::byte* at) : at_(at) {}
 
-  // bits <= 38
+  // bits <= 56
   void Put(std::uint64_t value, unsigned bits) {
     word_ |= value << filled_;
     filled_ += bits;
@@ -49,19 +49,6 @@ class BitWriter {
 };
 constexpr std::size_t kMostBytesOfAChange = 9;  // 38 and 32 bits
 constexpr std::size_t kMostBytesOfAStart = 128;
-
-// Calls work with an object of the units' type.
-template <typename Work>
-auto WithUnit(UnitKind kind, const Work& work) {
-  switch (UnitBytes(kind)) {
-    case 1:
-      return work(std::uint8_t{});
-    case 2:
-      return work(std::uint16_t{});
-    default:
-      return work(std::uint32_t{});
-  }
-}
 
 std::uint32_t GapSymbol(const Token& token) { return 1 + token.token; }
 
@@ -89,21 +76,30 @@ std::byte* PutChanges(std::span<const Change> changes, unsigned classes,
     std::uint32_t extra = 0;
   };
   std::array<Next, kMaxClasses> next;  // the gap after the last change of each class
-  const auto put = [&](const StepEncodeTable& table, std::uint32_t symbol, std::uint32_t extra_bits,
-                       std::uint64_t extra, std::uint32_t& state) {
-    const StepEncodeTable::Bits bits = table.Put(symbol, state);
-    writer.Put(extra << bits.bits | bits.value, bits.bits + extra_bits);
+  const auto code_gap = [&](std::uint32_t c) -> StepEncodeTable::Bits {
+    const StepEncodeTable::Bits bits = tables.gaps[c].Put(next[c].symbol, gap_state);
+    return {next[c].extra << bits.bits | bits.value, bits.bits + next[c].extra_bits};
   };
   for (std::size_t i = changes.size(); i-- > 0;) {
     const std::uint32_t c = changes[i].class_number();
-    put(tables.gaps[c], next[c].symbol, next[c].extra_bits, next[c].extra, gap_state);
+    const StepEncodeTable::Bits gap_bits = code_gap(c);
     const Token step = StepToken(static_cast<Unit>(changes[i].step));
-    put(tables.steps[c], step.token, step.extra_bits, step.extra, step_state);
+    const StepEncodeTable::Bits state = tables.steps[c].Put(step.token, step_state);
+    const std::uint64_t step_bits = std::uint64_t{step.extra} << state.bits | state.value;
+    if constexpr (sizeof(Unit) < 4) {
+      // Both fit a word.
+      writer.Put(step_bits << gap_bits.bits | gap_bits.value,
+                 gap_bits.bits + state.bits + step.extra_bits);
+    } else {
+      writer.Put(gap_bits.value, gap_bits.bits);
+      writer.Put(step_bits, state.bits + step.extra_bits);
+    }
     const Token gap = ToToken(changes[i].gap());
     next[c] = {GapSymbol(gap), gap.extra_bits, gap.extra};
   }
-  for (std::size_t c = classes; c-- > 0;) {
-    put(tables.gaps[c], next[c].symbol, next[c].extra_bits, next[c].extra, gap_state);
+  for (std::uint32_t c = classes; c-- > 0;) {
+    const StepEncodeTable::Bits bits = code_gap(c);
+    writer.Put(bits.value, bits.bits);
   }
   writer.Put(step_state, kStepLog);
   writer.Put(gap_state, kGapLog);
@@ -130,7 +126,7 @@ std::uint64_t PieceScanner::Scan(ByteSpan old_bytes, ByteSpan new_bytes, std::ui
                     : tensor::CountElements(changed.data(), changed.size(), units_per_element);
     lines.MarkWords(changed.data(), changed.size(), offset + at * unit_bytes, 64 * unit_bytes);
     if (digest == nullptr) continue;
-    WithUnit(rule_.kind, [&]<typename Unit>(Unit) {
+    WithUnit(unit_bytes, [&]<typename Unit>(Unit) {
       const std::uint64_t first = offset / sizeof(Unit) + at;
       tensor::ForEachSet(changed.data(), changed.size(), [&](std::size_t unit) {
         digest->Add(first + unit, base::Load<Unit>(&old_bytes[(at + unit) * sizeof(Unit)]),
@@ -144,7 +140,7 @@ std::uint64_t PieceScanner::Scan(ByteSpan old_bytes, ByteSpan new_bytes, std::ui
 double SparseBits(const PieceChanges& piece, UnitKind kind) {
   auto counts = std::make_unique<StepCounts>();
   double bits = 0;
-  WithUnit(kind, [&]<typename Unit>(Unit) {
+  WithUnit(UnitBytes(kind), [&]<typename Unit>(Unit) {
     for (const Change& change : piece.changes) {
       const std::uint32_t c = change.class_number();
       const Token gap = ToToken(change.gap());
@@ -221,7 +217,7 @@ std::vector<Change> JoinFrame(std::vector<PieceChanges> pieces) {
 
 void CountFrame(std::span<const Change> changes, UnitKind kind, unsigned classes,
                 StepCounts& counts) {
-  WithUnit(kind, [&]<typename Unit>(Unit) {
+  WithUnit(UnitBytes(kind), [&]<typename Unit>(Unit) {
     for (const Change& change : changes) {
       const std::uint32_t c = change.class_number();
       ++counts.gaps[c][GapSymbol(ToToken(change.gap()))];
@@ -243,7 +239,7 @@ std::vector<std::byte> EncodeFrame(std::span<const Change> changes, UnitKind kin
   if (!has_stream) return out;
   const std::size_t begin = out.size();
   out.resize(begin + kMostBytesOfAStart + kMostBytesOfAChange * changes.size());
-  const std::byte* end = WithUnit(kind, [&]<typename Unit>(Unit) {
+  const std::byte* end = WithUnit(UnitBytes(kind), [&]<typename Unit>(Unit) {
     return PutChanges<Unit>(changes, classes, tables, out.data() + begin);
   });
   out.resize(static_cast<std::size_t>(end - out.data()));

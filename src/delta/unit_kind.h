@@ -73,6 +73,19 @@ constexpr auto WithKind(UnitKind kind, const Work& work) {
   return work.template operator()<UnitKind::kFloat32M23>();
 }
 
+// Calls work with an object of the units' type, of 1, 2 or 4 bytes.
+template <typename Work>
+constexpr auto WithUnit(std::size_t unit_bytes, const Work& work) {
+  switch (unit_bytes) {
+    case 1:
+      return work(std::uint8_t{});
+    case 2:
+      return work(std::uint16_t{});
+    default:
+      return work(std::uint32_t{});
+  }
+}
+
 constexpr std::size_t UnitBytes(UnitKind kind) {
   return WithKind(kind, []<UnitKind k>() { return sizeof(typename UnitTraits<k>::Unit); });
 }

@@ -246,7 +246,15 @@ class Puller {
     for (const Version& version : chain) {
       std::uint64_t largest = 0;
       for (const store::DeltaTensor& tensor : version.tensors) {
-        largest = std::max(largest, tensor.bytes);
+        // Of a compact delta one frame of a cell is held, and these are small.
+        if (version.tables.empty()) largest = std::max(largest, tensor.bytes);
+      }
+      for (const delta::CompactTable& table : version.tables) {
+        for (const delta::CompactCell& cell : table.cells) {
+          for (const delta::CompactFrame& frame : cell.frames) {
+            largest = std::max(largest, frame.bytes);
+          }
+        }
       }
       held += largest;
       if (count > 0 && held > kMaxFoldedFrameBytes) break;

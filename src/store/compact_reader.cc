@@ -122,7 +122,7 @@ class CellPatch final : public delta::TensorPatch {
 
   // Puts the units of changed_ into `block`, in which they begin at byte `at`.
   void AddChanges(const std::byte* old_units, std::size_t at, BlockPatch& block) {
-    const auto add = [&]<typename Unit>(Unit) {
+    delta::WithUnit(unit_bytes_, [&]<typename Unit>(Unit) {
       tensor::ForEachSet(changed_.data(), changed_.size(), [&](std::size_t unit) {
         const std::size_t byte = unit * sizeof(Unit);
         const auto difference = static_cast<Unit>(base::Load<Unit>(old_units + byte) ^
@@ -136,15 +136,7 @@ class CellPatch final : public delta::TensorPatch {
           if (high != 0) block.Add((at + byte) / 2 + 1, high);
         }
       });
-    };
-    switch (unit_bytes_) {
-      case 1:
-        return add(std::uint8_t{});
-      case 2:
-        return add(std::uint16_t{});
-      default:
-        return add(std::uint32_t{});
-    }
+    });
   }
 
   base::File& file_;

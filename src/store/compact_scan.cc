@@ -229,13 +229,22 @@ Status CompactScanner::ScanPiece(FrameScan& frame, std::size_t tensor, std::uint
   const ByteSpan old_bytes = input_.old_tensors[tensor].bytes.subspan(begin, end - begin);
   delta::PieceScanner scanner(frame.rule);
   tensor::DigestChange digest(unit_bytes);
+  const bool known = input_.digests[tensor].has_value();
+  tensor::Digest whole;
   std::uint64_t changed = 0;
   for (std::uint64_t at = 0; at < new_bytes.size(); at += kScanBytes) {
     const std::uint64_t size = std::min<std::uint64_t>(kScanBytes, new_bytes.size() - at);
     changed += scanner.Scan(old_bytes.subspan(at, size), new_bytes.subspan(at, size), begin + at,
                             per_element, input_.lines[tensor], &digest);
     if (hasher != nullptr) hasher->Update(new_bytes.subspan(at, size));
+    if (!known) {
+      whole += tensor::DigestOf(new_bytes.subspan(at, size), unit_bytes, (begin + at) / unit_bytes);
+    }
     progress.Add(size);
+  }
+  if (!known) {
+    const std::scoped_lock lock(mutex_);
+    states_[tensor].whole += whole;
   }
   if (changed == 0) return {};
   delta::PieceChanges piece = scanner.Take();
@@ -254,14 +263,10 @@ Status CompactScanner::ScanPiece(FrameScan& frame, std::size_t tensor, std::uint
 
 std::optional<delta::CompactTensor> CompactScanner::Finish(std::size_t tensor) {
   State& state = states_[tensor];
+  std::optional<tensor::Digest>& digest = input_.digests[tensor];
+  digest = digest ? *digest + state.difference : state.whole;
   if (state.changed == 0) return std::nullopt;
   const TensorView& view = input_.old_tensors[tensor];
-  std::optional<tensor::Digest>& digest = input_.digests[tensor];
-  if (!digest) {
-    digest =
-        tensor::DigestOf(input_.old_tensors[tensor].bytes, tensor::DigestUnitBytes(view.dtype));
-  }
-  *digest += state.difference;
   delta::CompactTensor row{.name = view.name,
                            .dtype = view.dtype,
                            .shape = view.shape,

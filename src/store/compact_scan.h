@@ -113,7 +113,8 @@ class CompactScanner {
     std::unique_ptr<tensor::Hasher> hasher;  // of what is loaded, in the order of the frames
     std::string hash;                        // once it is known
     std::uint64_t changed = 0;               // elements
-    tensor::Digest difference;
+    tensor::Digest difference;               // of the new tensor less the old one
+    tensor::Digest whole;                    // of the new one, where that of the old is not known
   };
 
   struct Task {

@@ -91,7 +91,7 @@ def test_reports(cli: Cli, store: Path, replica: Path, rng, tmp_path: Path) -> N
     assert {t["name"] for t in frames} == {n for n in first if different(first[n], second[n])}
 
 
-@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+@pytest.mark.parametrize("encoding", ["xor", "overwrite", "compact", "auto"])
 def test_ways_to_verify(
     cli: Cli, store: Path, replica: Path, rng, tmp_path: Path, encoding: str
 ) -> None:
