@@ -5,7 +5,8 @@
 //    enough changes are held.
 // 3. What the group has to code is counted, its models are made (or an earlier one is good enough),
 //    its frames are encoded in parallel and written one after the other.
-// 4. A file ends, with its table, at the first cell after kFileBytes.
+// 4. A file ends, with its table, at the first cell after kFileBytes or half of the models that it may
+//    have.
 #include "store/compact_writer.h"
 
 #include <fmt/format.h>
@@ -162,7 +163,10 @@ class CompactWriter {
       SYNCLINE_TRY(Append(cells[frames[i].cell], encoded[i], model));
       frames[i].Free();
     }
-    return out_ && !InCell() && out_->offset >= kFileBytes ? EndFile() : Status();
+    if (!out_ || InCell()) return {};
+    const bool full =
+        out_->offset >= kFileBytes || out_->table.models.size() >= delta::kMaxCompactModels / 2;
+    return full ? EndFile() : Status();
   }
 
   // The number of a model for the frames of one kind: a new one, if it saves more than it takes.
