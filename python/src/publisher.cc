@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -146,9 +147,9 @@ class PythonArrivals final : public tensor::Arrivals {
         }
         if (found->dtype != view.dtype || found->shape != view.shape) {
           return Fail(Code::kInvalidArgument,
-                      "tensor " + view.name + " is " + std::string(Name(view.dtype)) + " " +
+                      "tensor " + view.name + " is " + std::string(tensor::Name(view.dtype)) + " " +
                           tensor::ShapeText(view.shape) + ", the last version has " +
-                          std::string(Name(found->dtype)) + " " +
+                          std::string(tensor::Name(found->dtype)) + " " +
                           tensor::ShapeText(found->shape));
         }
         batch.emplace_back(static_cast<std::size_t>(found - held_.begin()), view.bytes);

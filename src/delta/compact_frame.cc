@@ -264,7 +264,8 @@ Status FrameDecoder::Open(ByteSpan frame, UnitKind kind, std::span<const Part> p
       SYNCLINE_ASSIGN(const ByteSpan bytes, from.Bytes(size));
       const std::size_t got = ZSTD_decompress(planes.bytes.data() + number * planes.units,
                                               planes.units, bytes.data(), bytes.size());
-      if (ZSTD_isError(got) || got != planes.units) {
+      if (ZSTD_isError(got) || got != planes.units ||
+          ZSTD_findFrameCompressedSize(bytes.data(), bytes.size()) != bytes.size()) {
         return Fail(Code::kCorrupt, "a plane of a dense part is damaged");
       }
     }

@@ -22,9 +22,14 @@ using base::Status;
 
 constexpr std::uint64_t kFormat = 1;
 constexpr std::string_view kEndMagic = "SYNCEND1";
-constexpr std::uint64_t kMaxTableBytes = std::uint64_t{1} << 31;
+// Beside these a table is bounded by its content, of which each part takes some bytes. What is made of
+// a table has at most some ten times the size of the content, and 600 MiB of models and frames.
+constexpr std::uint64_t kMaxTableBytes = std::uint64_t{1} << 28;
+constexpr std::uint64_t kMaxFrames = std::uint64_t{1} << 24;
 constexpr std::uint64_t kMaxNameBytes = 65536;
 constexpr std::uint64_t kMaxRank = 64;
+// Of content for a tensor: a name length, a dtype, a rank, a count and 32 bytes.
+constexpr std::uint64_t kLeastTensorBytes = 36;
 constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
 constexpr int kTableLevel = 19;  // of zstd; the table is small
 
@@ -135,19 +140,25 @@ class TableReader {
     if (frame_log < 12 || frame_log > 24)
       return Corrupt("has frames of a size that is not allowed");
     table_.frame_log = static_cast<unsigned>(frame_log);
-    SYNCLINE_ASSIGN(const std::uint64_t models, Count());
+    SYNCLINE_ASSIGN(const std::uint64_t models, from_.Varint(kAny));
+    if (models > kMaxCompactModels) {
+      return Corrupt(fmt::format("has {} models, the limit is {}", models, kMaxCompactModels));
+    }
     for (std::uint64_t i = 0; i < models; ++i) {
       SYNCLINE_ASSIGN(StepModel model, ReadModel(from_));
       table_.models.push_back(std::move(model));
     }
-    SYNCLINE_ASSIGN(const std::uint64_t cells, Count());
+    SYNCLINE_ASSIGN(const std::uint64_t cells, from_.Varint(kAny));
+    const std::uint64_t room = from_.left().size() / kLeastTensorBytes;
+    if (cells > room) return Corrupt(fmt::format("has {} cells and room for {}", cells, room));
     table_.cells.resize(cells);
     std::uint64_t tensors = 0;
     for (CompactCell& cell : table_.cells) {
-      SYNCLINE_ASSIGN(const std::uint64_t count, Count());
-      // A name length, a dtype, a rank, a count and 32 bytes each.
-      if (count == 0 || (tensors += count) > from_.left().size() / 32) {
-        return Corrupt("has cells without tensors, or with more than it has room for");
+      SYNCLINE_ASSIGN(const std::uint64_t count, from_.Varint(room));
+      if (count == 0) return Corrupt("has a cell without a tensor");
+      tensors += count;
+      if (tensors > room) {
+        return Corrupt(fmt::format("has {} tensors or more and room for {}", tensors, room));
       }
       cell.tensors.resize(count);
     }
@@ -168,8 +179,11 @@ class TableReader {
       return {};
     }));
     SYNCLINE_TRY(ReadDtypes());
+    std::uint64_t dimensions = 0;
     SYNCLINE_TRY(TryEachTensor(table_, [&](CompactTensor& tensor) -> Status {
       SYNCLINE_ASSIGN(const std::uint64_t rank, from_.Varint(kMaxRank));
+      dimensions += rank;
+      if (dimensions > from_.left().size()) return Corrupt("has no room for its shapes");
       tensor.shape.resize(rank);
       return {};
     }));
@@ -245,9 +259,12 @@ class TableReader {
 
   Status ReadFrames(std::uint64_t table_offset) {
     std::uint64_t offset = kCompactPreambleBytes;
+    std::uint64_t left = kMaxFrames;
     for (CompactCell& cell : table_.cells) {
       const std::uint64_t frames = FramesOf(cell.tensors, table_.frame_log);
       if (frames > from_.left().size()) return Corrupt("has no room for its frames");
+      if (frames > left) return Corrupt(fmt::format("has more than {} frames", kMaxFrames));
+      left -= frames;
       cell.frames.resize(frames);
       for (CompactFrame& frame : cell.frames) {
         SYNCLINE_ASSIGN(frame.bytes, from_.Varint(table_offset));
@@ -309,12 +326,18 @@ Status CheckCompactFrame(const CompactFrame& frame, ByteSpan bytes) {
 }
 
 Result<std::vector<std::byte>> MakeCompactEnd(const CompactTable& table, std::uint64_t offset) {
-  const std::vector<std::byte> content = TableContent(table);
-  if (content.size() > kMaxTableBytes) {
+  const auto limit = [](std::string_view what, std::uint64_t count, std::uint64_t most) -> Status {
+    if (count <= most) return {};
     return Fail(Code::kLimitExceeded,
-                fmt::format("the table of a delta file would have {} bytes, the limit is {}",
-                            content.size(), kMaxTableBytes));
-  }
+                fmt::format("the table of a delta file would have {} {}, the limit is {}", count,
+                            what, most));
+  };
+  std::uint64_t frames = 0;
+  for (const CompactCell& cell : table.cells) frames += cell.frames.size();
+  SYNCLINE_TRY(limit("models", table.models.size(), kMaxCompactModels));
+  SYNCLINE_TRY(limit("frames", frames, kMaxFrames));
+  const std::vector<std::byte> content = TableContent(table);
+  SYNCLINE_TRY(limit("bytes", content.size(), kMaxTableBytes));
   std::vector<std::byte> out(ZSTD_compressBound(content.size()));
   const std::size_t size =
       ZSTD_compress(out.data(), out.size(), content.data(), content.size(), kTableLevel);
@@ -344,7 +367,10 @@ Result<CompactTableRange> ReadCompactTrailer(ByteSpan trailer, std::uint64_t fil
                 fmt::format("a delta file of {} bytes says that its table of {} stands at {}",
                             file_bytes, range.bytes, range.offset));
   }
-  if (range.content_bytes > kMaxTableBytes) return Corrupt("is too large");
+  if (range.content_bytes > kMaxTableBytes) {
+    return Corrupt(fmt::format("says that it holds {} bytes, the limit is {}", range.content_bytes,
+                               kMaxTableBytes));
+  }
   return range;
 }
 
@@ -357,6 +383,9 @@ Result<CompactTable> ReadCompactTable(ByteSpan bytes, const CompactTableRange& r
   // zstd takes at least a byte for 128 KiB, so nobody asks for much more than he has sent.
   if (range.content_bytes / (128 * 1024) > range.bytes)
     return Corrupt("says more than it can hold");
+  if (ZSTD_findFrameCompressedSize(bytes.data(), range.bytes) != range.bytes) {
+    return Corrupt("is no single zstd frame");
+  }
   std::vector<std::byte> content(range.content_bytes);
   const std::size_t size =
       ZSTD_decompress(content.data(), content.size(), bytes.data(), range.bytes);

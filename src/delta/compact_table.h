@@ -21,6 +21,8 @@ inline constexpr std::string_view kCompactPreamble = "SYNCDLT1";
 inline constexpr std::size_t kCompactPreambleBytes = kCompactPreamble.size();
 inline constexpr std::size_t kCompactTrailerBytes = 32;
 inline constexpr unsigned kFrameLog = 21;  // of the units of a frame, as we write them
+// In a file. A model takes 16 KiB of memory and as little as four bytes of a table.
+inline constexpr std::size_t kMaxCompactModels = 4096;
 
 struct CompactTensor {
   std::string name;
@@ -57,6 +59,7 @@ struct CompactTable {
 };
 
 // The table as it stands in a file, and the trailer. `offset`: where the table will stand.
+// kLimitExceeded if readers would refuse it for its size.
 base::Result<std::vector<std::byte>> MakeCompactEnd(const CompactTable& table,
                                                     std::uint64_t offset);
 

@@ -76,8 +76,10 @@ std::array<std::uint8_t, size> Spread(const Counts& counts) {
 template <std::size_t size, typename ExtraOf>
 void FillCells(const Counts& counts, std::array<CodeCell, size>& cells, const ExtraOf& extra_of) {
   constexpr auto kLog = static_cast<unsigned>(std::countr_zero(size));
-  if (Sum(counts) == 0) {
-    cells = {};
+  if (Sum(counts) == 0) {  // there is no symbol but 0, which takes no bits and leaves the state
+    for (std::size_t state = 0; state < size; ++state) {
+      cells[state].word = static_cast<std::uint32_t>(state);
+    }
     return;
   }
   const auto symbols = Spread<size>(counts);

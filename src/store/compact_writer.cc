@@ -5,7 +5,8 @@
 //    enough changes are held.
 // 3. What the group has to code is counted, its models are made (or an earlier one is good enough),
 //    its frames are encoded in parallel and written one after the other.
-// 4. A file ends, with its table, at the end of the first group after kFileBytes.
+// 4. A file ends, with its table, at the end of the first group after kFileBytes, or half of the models
+//    that it may have.
 //
 // Tensors that arrive one after the other are scanned when they come, and only what changed is kept;
 // a cell of several is encoded when the last of them has come.
@@ -280,7 +281,10 @@ class CompactWriter {
       SYNCLINE_TRY(Append(cells_[frames[i].cell], encoded[i], model));
       frames[i].Free();
     }
-    return out_ && !InCell() && out_->offset >= kFileBytes ? EndFile() : Status();
+    if (!out_ || InCell()) return {};
+    const bool full =
+        out_->offset >= kFileBytes || out_->table.models.size() >= delta::kMaxCompactModels / 2;
+    return full ? EndFile() : Status();
   }
 
   // The number of a model for the frames of one kind: a new one, if it saves more than it takes.
