@@ -11,8 +11,9 @@
 //    stopped, the image must equal NEW and becomes OLD again.
 //
 // Prints one JSON object: `encode`, `decode`, `decode_nohash`: seconds, median, best and of all
-// rounds; `frame_bytes`, `file_bytes` (index included, without manifest); `bytes`, `elements_changed`,
-// `tensors_changed`; `forms`: how many frames of the class form, of the gap form, with dense parts.
+// rounds; `frame_bytes`, `file_bytes` (index included, without manifest); `bytes`,
+// `elements_changed`, `tensors_changed`; `forms`: how many frames of the class form, of the gap form,
+// with dense parts.
 #include <fmt/core.h>
 #include <sys/mman.h>
 

@@ -15,8 +15,8 @@ namespace syncline::bench {
 // memory alone (mappings, locks, trees) fails with kInternal.
 class MemoryFiles final : public base::FileSystem {
  public:
-  // Removes all files; their memory is kept for later ones, so that its pages stay warm. No file may
-  // be open.
+  // Removes all files; their memory is kept for later ones, so that its pages stay warm. No file
+  // may be open.
   void Clear();
   std::uint64_t total_bytes() const;
 
