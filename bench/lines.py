@@ -9,11 +9,16 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass
 class Line:
-    """One figure. `target` is a ratio: ours to peer at least, or ours to peer at most where less is better."""
+    """One figure.
+
+    `target` is a ratio of ours to the peer, or to the limit where `target_of` says so: at least, or
+    at most where less is better.
+    """
 
     name: str
     case: str
@@ -25,16 +30,24 @@ class Line:
     limit_name: str = ""
     target: float | None = None
     less_is_better: bool = False
+    target_of: Literal["peer", "limit"] = "peer"
 
     @property
     def ratio(self) -> float | None:
+        """Ours to the peer."""
         return self.ours / self.peer if self.peer else None
 
     @property
+    def reached(self) -> float | None:
+        """The ratio that the target is about."""
+        other = self.limit if self.target_of == "limit" else self.peer
+        return self.ours / other if other else None
+
+    @property
     def ok(self) -> bool:
-        if self.target is None or self.ratio is None:
+        if self.target is None or self.reached is None:
             return True
-        return self.ratio <= self.target if self.less_is_better else self.ratio >= self.target
+        return self.reached <= self.target if self.less_is_better else self.reached >= self.target
 
 
 @dataclass
@@ -51,17 +64,19 @@ class Report:
         if not self.wants(line.name):
             return
         if not self.lines:
-            print(f"{'line':<24} {'case':<44} {'ours':>9} {'peer':>9} {'ratio':>7} {'limit':>9}")
+            print(f"{'line':<32} {'case':<44} {'ours':>9} {'peer':>9} {'ratio':>7} {'limit':>9}")
         self.lines.append(line)
 
         def number(value: float | None) -> str:
             return "-" if value is None else f"{value:.2f}"
 
-        verdict = "" if line.target is None else f"  target {line.target}: "
+        verdict = "" if line.target is None else f"  target {line.target}"
         if verdict:
-            verdict += "met" if line.ok else "MISSED"
+            if line.target_of == "limit":
+                verdict += f" of the limit, {number(line.reached)}"
+            verdict += ": met" if line.ok else ": MISSED"
         print(
-            f"{line.name:<24} {line.case:<44} {number(line.ours):>9} {number(line.peer):>9} "
+            f"{line.name:<32} {line.case:<44} {number(line.ours):>9} {number(line.peer):>9} "
             f"{number(line.ratio):>7} {number(line.limit):>9}  {line.unit}{verdict}",
             flush=True,
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 # Read when OpenMP is loaded: idle threads of one side must not take the processor from the other.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
+import codec
 import generation
 import replica
 import steps
@@ -39,6 +40,7 @@ def main() -> None:
     generation.run(report, make_checkpoint(ROOT / "build/cache/smollm2"))
     steps.run(report, arguments.cache, ROOT / "build/bench/scratch")
     replica.run(report, arguments.cache, ROOT / "build/bench/scratch")
+    codec.run(report, arguments.cache, ROOT / "build/bench/scratch")
     report.write(arguments.out)
 
 

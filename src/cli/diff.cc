@@ -1,25 +1,19 @@
 // syncline diff: how two checkpoints differ, and what each encoding would make of it.
-//
-// Tensors are read in pieces, several at a time: the memory taken does not grow with the model.
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <array>
 #include <charconv>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include "base/bytes.h"
-#include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
 #include "cli/command.h"
+#include "cli/difference.h"
 #include "delta/compare.h"
 #include "delta/encoding.h"
-#include "delta/overwrite_encoder.h"
-#include "delta/xor_encoder.h"
 #include "store/manifest.h"
 #include "store/version.h"
 
@@ -30,59 +24,12 @@ using base::Code;
 using base::Fail;
 using base::Json;
 using base::Result;
-using base::Status;
 using checkpoint::Checkpoint;
 using checkpoint::CheckpointTensor;
-
-// Read and encoded at once, by each thread: a multiple of delta::kXorPieceBytes.
-constexpr std::uint64_t kPartBytes = 4 * delta::kXorPieceBytes;
-// What an xor frame holds beside its pieces.
-constexpr std::uint64_t kXorFrameHead = 14;
-// Positions of an overwrite frame have 32 bits.
-constexpr std::uint64_t kMaxOverwriteBytes = std::uint64_t{1} << 32;
 
 struct Options {
   std::string a;
   std::string b;
-};
-
-// A checkpoint with its files open.
-struct Side {
-  Checkpoint checkpoint;
-  std::vector<std::unique_ptr<base::File>> files;
-};
-
-struct Sizes {
-  std::uint64_t xor_bytes = 0;
-  std::optional<std::uint64_t> overwrite_bytes = 0;  // nothing: a tensor is too large for it
-
-  Sizes& operator+=(const Sizes& other) {
-    xor_bytes += other.xor_bytes;
-    if (overwrite_bytes && other.overwrite_bytes) {
-      *overwrite_bytes += *other.overwrite_bytes;
-    } else {
-      overwrite_bytes.reset();
-    }
-    return *this;
-  }
-};
-
-struct Pair {
-  const CheckpointTensor* a = nullptr;
-  const CheckpointTensor* b = nullptr;
-  delta::StepHistogram steps;
-  Sizes sizes;
-};
-
-struct Difference {
-  std::vector<Pair> pairs;  // of the same dtype and shape
-  std::vector<const CheckpointTensor*> only_a;
-  std::vector<const CheckpointTensor*> only_b;
-  std::vector<Pair> unlike;    // the same name, another dtype or shape
-  delta::StepHistogram steps;  // of all pairs
-  Sizes sizes;
-  std::uint64_t tensors_changed = 0;
-  std::uint64_t bytes = 0;  // of one side of all pairs
 };
 
 // "STORE@7" is the checkpoint that version 7 of a store holds: a full version, or a full copy.
@@ -116,111 +63,22 @@ Result<Side> OpenSide(const Session& session, const std::string& text) {
   return side;
 }
 
-// Both lists are sorted by name.
-Difference Match(const Checkpoint& a, const Checkpoint& b) {
-  Difference difference;
-  for (const CheckpointTensor& tensor : a.tensors()) {
-    const CheckpointTensor* other = b.Find(tensor.name);
-    if (other == nullptr) {
-      difference.only_a.push_back(&tensor);
-    } else if (other->dtype != tensor.dtype || other->shape != tensor.shape) {
-      difference.unlike.push_back({.a = &tensor, .b = other});
-    } else {
-      difference.pairs.push_back({.a = &tensor, .b = other});
-      difference.bytes += tensor.bytes;
-    }
-  }
-  for (const CheckpointTensor& tensor : b.tensors()) {
-    if (a.Find(tensor.name) == nullptr) difference.only_b.push_back(&tensor);
-  }
-  return difference;
-}
-
-// Encodes one part of a tensor, given as its two images.
-Result<Sizes> Encode(base::ByteSpan old_bytes, base::ByteSpan new_bytes, tensor::Dtype dtype) {
-  Sizes sizes;
-  delta::XorEncoder encoder;
-  delta::ChangedLines lines(old_bytes.size());
-  for (std::size_t at = 0; at < old_bytes.size(); at += delta::kXorPieceBytes) {
-    const std::size_t size = std::min(delta::kXorPieceBytes, old_bytes.size() - at);
-    SYNCLINE_ASSIGN(
-        const delta::XorPiece piece,
-        encoder.Encode(old_bytes.subspan(at, size), new_bytes.subspan(at, size), at, dtype, lines));
-    sizes.xor_bytes += piece.blocks.size();
-  }
-  SYNCLINE_ASSIGN(const delta::OverwriteFrame frame,
-                  delta::EncodeOverwrite(old_bytes, new_bytes, dtype, lines));
-  sizes.overwrite_bytes = frame.bytes.size();
-  return sizes;
-}
-
-struct Part {
-  Pair* pair = nullptr;
-  std::uint64_t begin = 0;
-  std::uint64_t bytes = 0;
-};
-
-// Reads one part of both sides and adds what it finds to its pair.
-Status ComparePart(const Part& part, const Side& a, const Side& b, std::mutex& mutex) {
-  const CheckpointTensor& old_tensor = *part.pair->a;
-  const CheckpointTensor& new_tensor = *part.pair->b;
-  std::vector<std::byte> old_bytes(part.bytes);
-  std::vector<std::byte> new_bytes(part.bytes);
-  SYNCLINE_TRY(
-      base::ReadExactly(*a.files[old_tensor.file], old_bytes, old_tensor.offset + part.begin));
-  SYNCLINE_TRY(
-      base::ReadExactly(*b.files[new_tensor.file], new_bytes, new_tensor.offset + part.begin));
-  delta::StepHistogram steps;
-  delta::AddSteps(old_bytes, new_bytes, old_tensor.dtype, steps);
-  SYNCLINE_ASSIGN(const Sizes sizes, Encode(old_bytes, new_bytes, old_tensor.dtype));
-  const std::scoped_lock lock(mutex);
-  part.pair->steps += steps;
-  part.pair->sizes += sizes;
-  return {};
-}
-
-Status Compare(const Session& session, const Side& a, const Side& b, Difference& difference) {
-  std::vector<Part> parts;
-  for (Pair& pair : difference.pairs) {
-    for (std::uint64_t at = 0; at < pair.a->bytes; at += kPartBytes) {
-      parts.push_back({&pair, at, std::min(kPartBytes, pair.a->bytes - at)});
-    }
-  }
-  session.progress.Begin("compare", difference.bytes);
-  base::ThreadPool pool(session.threads);
-  std::mutex mutex;
-  SYNCLINE_TRY(pool.ParallelFor(
-      parts.size(),
-      [&](std::size_t i) -> Status {
-        SYNCLINE_TRY(ComparePart(parts[i], a, b, mutex));
-        session.progress.Add(parts[i].bytes);
-        return {};
-      },
-      &session.cancel));
-  for (Pair& pair : difference.pairs) {
-    difference.steps += pair.steps;
-    if (pair.steps.changed == 0) {
-      pair.sizes = {};
-      continue;
-    }
-    pair.sizes.xor_bytes += kXorFrameHead;
-    if (pair.a->bytes > kMaxOverwriteBytes) pair.sizes.overwrite_bytes.reset();
-    ++difference.tensors_changed;
-    difference.sizes += pair.sizes;
-  }
-  return {};
-}
-
 double Share(std::uint64_t part, std::uint64_t all) {
   return all == 0 ? 0 : static_cast<double>(part) / static_cast<double>(all);
 }
 
 double BitsEach(std::uint64_t bytes, std::uint64_t changed) { return 8 * Share(bytes, changed); }
 
-using NamedSize = std::pair<std::string_view, std::optional<std::uint64_t>>;
-std::array<NamedSize, 2> Encodings(const Sizes& sizes) {
-  return {NamedSize(Name(delta::Encoding::kXor), sizes.xor_bytes),
-          NamedSize(Name(delta::Encoding::kOverwrite), sizes.overwrite_bytes)};
+struct NamedSize {
+  std::string_view encoding;
+  std::optional<std::uint64_t> bytes;  // nothing: not possible
+  bool predicted = false;              // not encoded, but counted
+};
+std::array<NamedSize, 4> Encodings(const EncodedSizes& sizes) {
+  return {NamedSize{Name(delta::Encoding::kXor), sizes.xor_bytes},
+          NamedSize{Name(delta::Encoding::kOverwrite), sizes.overwrite_bytes},
+          NamedSize{Name(delta::Encoding::kCompact), sizes.compact_bytes, true},
+          NamedSize{"compact-gap", sizes.compact_gap_bytes, true}};
 }
 
 std::string Describe(const CheckpointTensor& tensor) {
@@ -253,7 +111,7 @@ std::string StepsText(const delta::StepHistogram& steps) {
 
 std::string TextOf(const Difference& difference) {
   std::string text;
-  for (const Pair& pair : difference.pairs) {
+  for (const TensorPair& pair : difference.pairs) {
     if (pair.steps.changed == 0) continue;
     text += fmt::format("{}  {}  {} of {} changed ({:.4f} %)\n", pair.a->name, Describe(*pair.a),
                         pair.steps.changed, pair.steps.elements,
@@ -261,7 +119,7 @@ std::string TextOf(const Difference& difference) {
   }
   for (const auto* tensor : difference.only_a) text += fmt::format("only in A: {}\n", tensor->name);
   for (const auto* tensor : difference.only_b) text += fmt::format("only in B: {}\n", tensor->name);
-  for (const Pair& pair : difference.unlike) {
+  for (const TensorPair& pair : difference.unlike) {
     text += fmt::format("not comparable: {}: {} in A, {} in B\n", pair.a->name, Describe(*pair.a),
                         Describe(*pair.b));
   }
@@ -273,10 +131,11 @@ std::string TextOf(const Difference& difference) {
   text += "steps in units in the last place:\n" + StepsText(steps);
   text += fmt::format("frames of a delta, by encoding, of {} in full:\n",
                       base::HumanBytes(difference.bytes));
-  for (const auto& [name, bytes] : Encodings(difference.sizes)) {
-    text += bytes ? fmt::format("  {:<10}{:>12}  {:.2f} bits a changed element\n", name,
-                                base::HumanBytes(*bytes), BitsEach(*bytes, steps.changed))
-                  : fmt::format("  {:<10}  not possible: a tensor is larger than 4 GiB\n", name);
+  for (const auto& [name, bytes, predicted] : Encodings(difference.sizes)) {
+    text += bytes ? fmt::format("  {:<11}{:>12}  {:.2f} bits a changed element{}\n", name,
+                                base::HumanBytes(*bytes), BitsEach(*bytes, steps.changed),
+                                predicted ? ", predicted" : "")
+                  : fmt::format("  {:<11}  not possible: a tensor is larger than 4 GiB\n", name);
   }
   return text;
 }
@@ -295,18 +154,19 @@ Json JsonOf(const delta::StepHistogram& steps) {
       {"bins", std::move(bins)}, {"sign_changes", steps.sign_changes}, {"nan", steps.nan}});
 }
 
-Json JsonOf(const Sizes& sizes, std::uint64_t changed) {
+Json JsonOf(const EncodedSizes& sizes, std::uint64_t changed) {
   Json::Object encodings;
-  for (const auto& [name, bytes] : Encodings(sizes)) {
+  for (const auto& [name, bytes, predicted] : Encodings(sizes)) {
     encodings.emplace_back(
         name, bytes ? Json(Json::Object{{"bytes", *bytes},
-                                        {"bits_per_changed_element", BitsEach(*bytes, changed)}})
+                                        {"bits_per_changed_element", BitsEach(*bytes, changed)},
+                                        {"predicted", predicted}})
                     : Json());
   }
   return Json(std::move(encodings));
 }
 
-Json JsonOf(const Pair& pair) {
+Json JsonOf(const TensorPair& pair) {
   return Json(Json::Object{{"name", pair.a->name},
                            {"dtype", Name(pair.a->dtype)},
                            {"shape", Json::Array(pair.a->shape.begin(), pair.a->shape.end())},
@@ -325,9 +185,9 @@ Json Names(const std::vector<const CheckpointTensor*>& tensors) {
 
 Json JsonOf(const Difference& difference) {
   Json::Array tensors;
-  for (const Pair& pair : difference.pairs) tensors.push_back(JsonOf(pair));
+  for (const TensorPair& pair : difference.pairs) tensors.push_back(JsonOf(pair));
   Json::Array unlike;
-  for (const Pair& pair : difference.unlike) {
+  for (const TensorPair& pair : difference.unlike) {
     unlike.emplace_back(
         Json::Object{{"name", pair.a->name}, {"a", Describe(*pair.a)}, {"b", Describe(*pair.b)}});
   }
@@ -348,8 +208,7 @@ Json JsonOf(const Difference& difference) {
 Result<Output> Diff(const Session& session, const Options& options) {
   SYNCLINE_ASSIGN(const Side a, OpenSide(session, options.a));
   SYNCLINE_ASSIGN(const Side b, OpenSide(session, options.b));
-  Difference difference = Match(a.checkpoint, b.checkpoint);
-  SYNCLINE_TRY(Compare(session, a, b, difference));
+  SYNCLINE_ASSIGN(const Difference difference, Compare(session, a, b));
   return Output{.text = TextOf(difference), .json = JsonOf(difference)};
 }
 

@@ -21,6 +21,8 @@ FLOATS = {
     "F8_E5M2": (np.uint8, 0x80, 0x7C),
 }
 
+ENCODINGS = ("xor", "overwrite", "compact", "compact-gap")
+
 
 def expected_steps(old: Tensor, new: Tensor) -> dict[str, Any]:
     """Bins, sign changes and NaN of one tensor, element by element."""
@@ -108,10 +110,50 @@ def test_predicted_sizes_are_those_of_a_delta(cli, store, tmp_path, sides, encod
     assert whole["bits_per_changed_element"] == pytest.approx(bits)
 
 
+@pytest.mark.parametrize("encoding", ["compact", "compact-gap"])
+def test_predicted_sizes_are_about_those_of_compact_frames(
+    cli, store, tmp_path, sides, encoding
+) -> None:
+    """A cell's frames count for its first tensor, so small tensors are compared by their sum."""
+    report = cli.ok("diff", tmp_path / "a", tmp_path / "b")
+    options = ["--base", tmp_path / "a", "--encoding", encoding]
+    cli.ok("publish", tmp_path / "b", "--to", store, *options)
+    frames = {t["name"]: t["bytes"] for t in cli.ok("show", store, 1)["tensors"]}
+    predicted = {t["name"]: t["encodings"][encoding] for t in report["tensors"]}
+    assert all(p["predicted"] for p in predicted.values())
+    assert predicted["large"]["bytes"] == pytest.approx(frames.pop("large"), rel=0.01)
+    small = sum(p["bytes"] for name, p in predicted.items() if name != "large")
+    assert small == pytest.approx(sum(frames.values()), rel=0.02)
+    assert {name for name, p in predicted.items() if p["bytes"] > 0} == frames.keys() | {"large"}
+    whole = report["encodings"][encoding]
+    assert whole["bytes"] == sum(p["bytes"] for p in predicted.values())
+    line = next(t for t in cli("diff", tmp_path / "a", tmp_path / "b").stdout.splitlines()
+                if t.startswith(f"  {encoding} "))  # fmt: skip
+    assert line.endswith("bits a changed element, predicted")
+
+
+def test_compact_follows_the_exponent(cli: Cli, rng, tmp_path: Path) -> None:
+    """Where small numbers move and large ones do not, the old values say which: gaps cannot."""
+    values = rng.choice(np.array([0x3000, 0x3F00], np.uint16), 1_500_000)
+    values += rng.integers(0, 0x80, values.size, dtype=np.uint16)
+    moved = values + ((values < 0x3080) & (rng.random(values.size) < 0.5)).astype(np.uint16)
+    for side, data in (("a", values), ("b", moved)):
+        tensor = Tensor("BF16", (values.size,), data.view(np.uint8))
+        write_checkpoint(tmp_path / side, {"weight": tensor})
+    sizes = cli.ok("diff", tmp_path / "a", tmp_path / "b")["encodings"]
+    # Bits: a sign for each change; whether it changes, for each small number 1, for any number 0.81.
+    sign, small, either = values.size / 4, values.size / 2, 0.8113 * values.size
+    assert sizes["compact"]["bytes"] == pytest.approx((sign + small) / 8, rel=0.02)
+    assert sizes["compact-gap"]["bytes"] == pytest.approx((sign + either) / 8, rel=0.02)
+
+
 def test_same(cli: Cli, tmp_path: Path, sides) -> None:
     report = cli.ok("diff", tmp_path / "a", tmp_path / "a")
     assert report["elements_changed"] == report["tensors_changed"] == 0
-    assert report["encodings"]["xor"] == {"bytes": 0, "bits_per_changed_element": 0}
+    nothing = {"bytes": 0, "bits_per_changed_element": 0}
+    assert report["encodings"] == {
+        name: nothing | {"predicted": name.startswith("compact")} for name in ENCODINGS
+    }
 
 
 def test_tensors_of_one_side(cli: Cli, rng, tmp_path: Path) -> None:
