@@ -1,9 +1,9 @@
 """The compact encoding: size against the entropy of the steps, speed in memory against the peer.
 
-Sizes: `wire_bits_per_changed_compact` counts the frames alone, `version_bits_per_changed_compact` all
-files of a version as syncline.Publisher writes it, index and manifest included. The limit is the
-entropy of the steps with the old exponent as context (bench/entropy.py), and the targets are ratios
-to it; the peer is xor with one zstd-1 frame a tensor.
+Sizes: `wire_bits_per_changed_compact` counts the frames alone, `version_bits_per_changed_compact`
+all files of a version as syncline.Publisher writes it, index and manifest included. The limit is
+the entropy of the steps with the old exponent as context (bench/entropy.py), and the targets are
+ratios to it; the peer is xor with one zstd-1 frame a tensor.
 
 Speeds: build/bin/codec_bench encodes and decodes in memory, in place, on two threads; the peer does
 the same work in Python (encode_xor and patch_xor of tests/reference/directory_format.py) on two

@@ -2,8 +2,8 @@
 
 A step is how far an element moves in the order of its type's numbers, with a direction; 0 for what
 does not change. For each dtype and old exponent the frequencies of all steps (0 included) are
-counted in the very pair that is coded, and their entropy is summed up over all elements. A code that
-uses no other context, and is told these frequencies, takes that much.
+counted in the very pair that is coded, and their entropy is summed up over all elements. A code
+that uses no other context, and is told these frequencies, takes that much.
 """
 
 from __future__ import annotations

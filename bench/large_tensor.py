@@ -1,8 +1,8 @@
 """`memory_compact_mib`: one bf16 tensor of more than 4 GiB, published and pulled in compact form.
 
 What is measured is the most anonymous memory of `syncline publish` and of `syncline pull` (which
-seeds the replica first); mapped pages of files are not counted. The replica is compared with what was
-published by its hash. Takes some minutes and about 14 GB of disk.
+seeds the replica first); mapped pages of files are not counted. The replica is compared with what
+was published by its hash. Takes some minutes and about 14 GB of disk.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Makes quantised step pairs of those of bench/pairs.py: fp8 e4m3 weights with block scales.
 
-Every matrix becomes F8_E4M3 with one F32 scale for each 128 x 128 block, named as in the checkpoints
-that engines take: `<name>` and `<name>_scale_inv`, weight = fp8 value * scale. A scale is the block's
-largest magnitude by 448, so a step that moves the largest weight moves the whole block. Vectors stay
-as they are.
+Every matrix becomes F8_E4M3 with one F32 scale for each 128 x 128 block, named as in the
+checkpoints that engines take: `<name>` and `<name>_scale_inv`, weight = fp8 value * scale. A scale
+is the block's largest magnitude by 448, so a step that moves the largest weight moves the whole
+block. Vectors stay as they are.
 """
 
 from __future__ import annotations
