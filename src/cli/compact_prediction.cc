@@ -71,7 +71,8 @@ Status CompactPrediction::AddForm(Tensor& tensor, Form form, ByteSpan old_bytes,
                                   ByteSpan new_bytes) {
   const delta::ClassRule& rule = kinds_.at(tensor.kind).rules[form];
   const std::size_t unit_bytes = delta::UnitBytes(tensor.kind);
-  delta::PieceScanner scanner(rule);
+  std::vector<delta::Change> scratch;
+  delta::PieceScanner scanner(rule, scratch);
   delta::ChangedLines lines(new_bytes.size());
   if (scanner.Scan(old_bytes, new_bytes, 0, 1, lines, nullptr) == 0) return {};
   const delta::PieceChanges piece = scanner.Take();

@@ -116,11 +116,11 @@ std::uint64_t PieceScanner::Scan(ByteSpan old_bytes, ByteSpan new_bytes, std::ui
   std::uint64_t elements = 0;
   UnitMask changed;
   for (std::size_t at = 0; at < units; at += kStepBlockUnits) {
-    const std::size_t found = ScanBlock(
-        old_bytes.data() + at * unit_bytes, new_bytes.data() + at * unit_bytes,
-        std::min(kStepBlockUnits, units - at), rule_, piece_.after, block_.get(), changed);
+    const std::size_t found =
+        ScanBlock(old_bytes.data() + at * unit_bytes, new_bytes.data() + at * unit_bytes,
+                  std::min(kStepBlockUnits, units - at), rule_, after_, block_.get(), changed);
     if (found == 0) continue;
-    piece_.changes.insert(piece_.changes.end(), block_.get(), block_.get() + found);
+    found_.insert(found_.end(), block_.get(), block_.get() + found);
     elements += units_per_element == 1
                     ? found
                     : tensor::CountElements(changed.data(), changed.size(), units_per_element);
@@ -229,7 +229,7 @@ void CountFrame(std::span<const Change> changes, UnitKind kind, unsigned classes
 
 std::vector<std::byte> EncodeFrame(std::span<const Change> changes, UnitKind kind, bool has_stream,
                                    std::span<const DensePart> dense, unsigned classes,
-                                   const StepEncodeTables& tables) {
+                                   const StepEncodeTables& tables, base::Buffer& scratch) {
   std::vector<std::byte> out;
   AppendVarint(dense.size(), out);
   for (const DensePart& part : dense) {
@@ -237,12 +237,12 @@ std::vector<std::byte> EncodeFrame(std::span<const Change> changes, UnitKind kin
     out.insert(out.end(), part.planes.begin(), part.planes.end());
   }
   if (!has_stream) return out;
-  const std::size_t begin = out.size();
-  out.resize(begin + kMostBytesOfAStart + kMostBytesOfAChange * changes.size());
+  const base::MutableByteSpan memory =
+      scratch.Get(kMostBytesOfAStart + kMostBytesOfAChange * changes.size());
   const std::byte* end = WithUnit(UnitBytes(kind), [&]<typename Unit>(Unit) {
-    return PutChanges<Unit>(changes, classes, tables, out.data() + begin);
+    return PutChanges<Unit>(changes, classes, tables, memory.data());
   });
-  out.resize(static_cast<std::size_t>(end - out.data()));
+  out.insert(out.end(), static_cast<const std::byte*>(memory.data()), end);
   return out;
 }
 

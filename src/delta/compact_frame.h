@@ -13,6 +13,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/pool.h"
 #include "delta/changed_lines.h"
 #include "delta/step_code.h"
 #include "delta/step_kernels.h"
@@ -30,8 +31,13 @@ struct PieceChanges {
 // Looks at the units of one piece as they come. One thread.
 class PieceScanner {
  public:
-  explicit PieceScanner(const ClassRule& rule)
-      : rule_(rule), block_(std::make_unique_for_overwrite<Change[]>(kStepBlockUnits)) {}
+  // `scratch`: memory to work in, which is worth keeping for the next piece.
+  PieceScanner(const ClassRule& rule, std::vector<Change>& scratch)
+      : rule_(rule),
+        found_(scratch),
+        block_(std::make_unique_for_overwrite<Change[]>(kStepBlockUnits)) {
+    found_.clear();
+  }
 
   // The next units, as many bytes of both; all but the last call with a multiple of kStepBlockUnits.
   // `offset` of these bytes in the tensor, whose changed lines are marked and whose digest (may be
@@ -40,11 +46,12 @@ class PieceScanner {
                      std::size_t units_per_element, ChangedLines& lines,
                      tensor::DigestChange* digest);
 
-  PieceChanges Take() { return std::move(piece_); }
+  PieceChanges Take() const { return {.changes = {found_.begin(), found_.end()}, .after = after_}; }
 
  private:
   ClassRule rule_;
-  PieceChanges piece_;
+  std::vector<Change>& found_;
+  ClassCounts after_ = {};
   std::unique_ptr<Change[]> block_;  // changes of one block
 };
 
@@ -69,10 +76,11 @@ struct DensePart {
   std::vector<std::byte> planes;  // as EncodePlanes made them
 };
 
-// `dense` ascending; `has_stream` is false if all tensors of the frame are dense.
+// `dense` ascending; `has_stream` is false if all tensors of the frame are dense. `scratch` is memory to
+// work in, which is worth keeping for the next frame.
 std::vector<std::byte> EncodeFrame(std::span<const Change> changes, UnitKind kind, bool has_stream,
                                    std::span<const DensePart> dense, unsigned classes,
-                                   const StepEncodeTables& tables);
+                                   const StepEncodeTables& tables, base::Buffer& scratch);
 
 // Reads one frame, block by block, over the old units.
 class FrameDecoder {

@@ -106,7 +106,8 @@ class SmallFile {
       const std::size_t size =
           std::min(before_[name].size() - begin, kFrameUnits * UnitBytes(kind));
       const ByteSpan new_bytes = ByteSpan(after_[name]).subspan(begin, size);
-      PieceScanner scanner(rule);
+      std::vector<Change> scratch;
+      PieceScanner scanner(rule, scratch);
       ChangedLines lines(before_[name].size());
       changed |= scanner.Scan(ByteSpan(before_[name]).subspan(begin, size), new_bytes, begin, 1,
                               lines, nullptr) > 0;
@@ -125,7 +126,8 @@ class SmallFile {
     CountFrame(changes, kind, classes, *counts);
     table_.models.push_back(StepModel::Of(*counts, classes, 0));
     const auto tables = std::make_unique<StepEncodeTables>(table_.models.back());
-    const Bytes frame = EncodeFrame(changes, kind, true, planes, classes, *tables);
+    base::Buffer memory;
+    const Bytes frame = EncodeFrame(changes, kind, true, planes, classes, *tables, memory);
     cell.frames.push_back({.bytes = frame.size(),
                            .model = table_.models.size() - 1,
                            .check = CompactFrameCheck(frame)});

@@ -46,7 +46,8 @@ Encoded Encode(const std::vector<Bytes>& old_tensors, const std::vector<Bytes>& 
       planes.push_back({i, EncodePlanes(new_tensors[i], UnitBytes(rule.kind)).value()});
       continue;
     }
-    PieceScanner scanner(rule);
+    std::vector<Change> scratch;
+    PieceScanner scanner(rule, scratch);
     ChangedLines lines(old_tensors[i].size());
     scanner.Scan(old_tensors[i], new_tensors[i], 0, 1, lines, nullptr);
     pieces.push_back(scanner.Take());
@@ -57,7 +58,9 @@ Encoded Encode(const std::vector<Bytes>& old_tensors, const std::vector<Bytes>& 
   CountFrame(changes, rule.kind, rule.classes, *counts);
   Encoded encoded{.frame = {}, .model = StepModel::Of(*counts, rule.classes, rule.base)};
   const auto tables = std::make_unique<StepEncodeTables>(encoded.model);
-  encoded.frame = EncodeFrame(changes, rule.kind, has_stream, planes, rule.classes, *tables);
+  base::Buffer scratch;
+  encoded.frame =
+      EncodeFrame(changes, rule.kind, has_stream, planes, rule.classes, *tables, scratch);
   return encoded;
 }
 
@@ -85,8 +88,7 @@ Status Decode(ByteSpan frame, const StepModel& model, UnitKind kind, std::vector
           continue;
         }
         if (unit >= count) continue;
-        EXPECT_TRUE(std::equal(bytes + unit * UnitBytes(kind),
-                               bytes + (unit + 1) * UnitBytes(kind),
+        EXPECT_TRUE(std::equal(bytes + unit * UnitBytes(kind), bytes + (unit + 1) * UnitBytes(kind),
                                before.data() + unit * UnitBytes(kind)))
             << unit;
       }
@@ -149,7 +151,8 @@ RC_GTEST_PROP(CompactProperty, WhatIsReadIsWhatWasWritten, ()) {
   for (std::size_t i = 0; i < sizes.size(); ++i) sample.Add(pair.before[i], pair.after[i]);
   const bool classes = IsFloat(kind) && *rc::gen::arbitrary<bool>();
   const ClassRule rule = {kind, classes ? 16U : 1U, classes ? sample.Choose().base : 0};
-  const auto dense = *rc::gen::oneOf(rc::gen::just(0U), rc::gen::inRange<unsigned>(0, 1U << sizes.size()));
+  const auto dense =
+      *rc::gen::oneOf(rc::gen::just(0U), rc::gen::inRange<unsigned>(0, 1U << sizes.size()));
   const Encoded encoded = Encode(pair.before, pair.after, rule, dense);
   std::vector<Bytes> image = pair.before;
   RC_ASSERT(Decode(encoded.frame, encoded.model, kind, image).has_value());

@@ -227,7 +227,8 @@ Status CompactScanner::ScanPiece(FrameScan& frame, std::size_t tensor, std::uint
   // A piece that may become dense is needed whole.
   SYNCLINE_ASSIGN(const ByteSpan new_bytes, NewBytes(tensor, begin, end - begin, *buffer));
   const ByteSpan old_bytes = input_.old_tensors[tensor].bytes.subspan(begin, end - begin);
-  delta::PieceScanner scanner(frame.rule);
+  const base::Pool<std::vector<delta::Change>>::Lease scratch(scratch_);
+  delta::PieceScanner scanner(frame.rule, *scratch);
   tensor::DigestChange digest(unit_bytes);
   const bool known = input_.digests[tensor].has_value();
   tensor::Digest whole;

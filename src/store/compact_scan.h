@@ -132,7 +132,8 @@ class CompactScanner {
   const ScanInput& input_;
   std::vector<State> states_;
   std::mutex mutex_;  // of the sums in states_, to which frames of one tensor add
-  base::Pool<std::vector<std::byte>> buffers_;
+  base::Pool<std::vector<std::byte>> buffers_;      // of what is loaded
+  base::Pool<std::vector<delta::Change>> scratch_;  // of what is scanned
 };
 
 }  // namespace syncline::store

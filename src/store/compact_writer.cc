@@ -270,9 +270,10 @@ class CompactWriter {
         [&](std::size_t i) -> Status {
           FrameScan& frame = frames[i];
           if (!frame.changed()) return {};
-          encoded[i] =
-              delta::EncodeFrame(frame.changes, frame.rule.kind, frame.has_stream, frame.dense,
-                                 frame.rule.classes, *tables.at(models.at(frame.rule.kind)));
+          const base::Pool<base::Buffer>::Lease scratch(scratch_);
+          encoded[i] = delta::EncodeFrame(frame.changes, frame.rule.kind, frame.has_stream,
+                                          frame.dense, frame.rule.classes,
+                                          *tables.at(models.at(frame.rule.kind)), *scratch);
           return {};
         },
         cancel_));
@@ -384,6 +385,7 @@ class CompactWriter {
   base::Progress& progress_;
   const base::CancelToken* cancel_;
   CompactScanner scanner_;
+  base::Pool<base::Buffer> scratch_;  // of frames that are encoded
   std::vector<CellPlan> cells_;
   std::optional<OutFile> out_;
   std::size_t file_count_ = 0;
