@@ -5,8 +5,9 @@
 //    are read.
 // 5. Carry: seed, if the plan says so; apply the deltas, as one transaction where their frames are
 //    small (apply.cc), and if that fails one by one, so that those before a bad one are applied.
-//    The journals of the pull before serve undo until now; before the first byte moves its data is
-//    synced (that runs beside step 5's reading), and they go.
+//    A fold that turns out to be bad is left alone, and another way planned from where the replica
+//    is. The journals of the pull before serve undo until now; before the first byte moves its data
+//    is synced (that runs beside step 5's reading), and they go.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -177,7 +178,7 @@ class Puller {
     if (held_ && target < held_->held.version && target != 0) return GoBack(target);
     // Target 0 is a reset: what is held does not lead there, unless it is version 0.
     const HeldVersion* from = held_ && held_->held.version <= target ? &held_->held : nullptr;
-    SYNCLINE_ASSIGN(const Plan plan, MakePlan(*source_, target, from, seed_));
+    SYNCLINE_ASSIGN(const Plan plan, MakePlan(*source_, target, from, seed_, folds_));
     if (plan.kind == Plan::Start::kHeld && plan.deltas.empty()) {
       SYNCLINE_ASSIGN(const bool same, IsUnchanged(target));
       if (same) return Keep();
@@ -185,7 +186,13 @@ class Puller {
       return Advance(target);
     }
     const auto lease = TakeLease(plan);
-    SYNCLINE_ASSIGN(const std::vector<Version> deltas, Bring(plan));
+    const store::Described* bringing = nullptr;
+    const auto brought = Bring(plan, bringing);
+    if (!brought && bringing != nullptr && IsOfFold(*bringing, brought.error())) {
+      return TakeAnotherWay(*bringing, brought.error(), target);
+    }
+    if (!brought) return std::unexpected(brought.error());
+    const std::vector<Version>& deltas = *brought;
     SYNCLINE_ASSIGN(last_, LastPull::Open(state_));
     if (plan.kind != Plan::Start::kHeld) SYNCLINE_TRY(Reseed(plan));
     std::span<const Version> chain = deltas;
@@ -198,6 +205,9 @@ class Puller {
         count = 1;
         applied = Apply(chain.first(count), described.first(count));
       }
+      if (!applied && IsOfFold(described.front(), applied.error())) {
+        return TakeAnotherWay(described.front(), applied.error(), target);
+      }
       if (!applied) return std::unexpected(std::move(applied).error());
       // What was held is damaged beyond healing, so another start is needed; once.
       if (!*applied) return Advance(target);
@@ -206,6 +216,34 @@ class Puller {
       described = described.subspan(count);
     }
     return {};
+  }
+
+  // Is it a fold, and the error one that says that its files are not as they must be?
+  static bool IsOfFold(const store::Described& delta, const base::Error& error) {
+    switch (error.code) {
+      case Code::kInvalidArgument:
+      case Code::kNotFound:
+      case Code::kCorrupt:
+      case Code::kChecksumMismatch:
+      case Code::kIncompatible:
+      case Code::kOutOfOrder:
+      case Code::kLimitExceeded:
+        return delta.is_fold();
+      default:
+        return false;
+    }
+  }
+
+  Status TakeAnotherWay(const store::Described& fold, const base::Error& error,
+                        std::uint64_t target) {
+    base::Log(base::LogLevel::kWarning,
+              fmt::format("{} of {} is of no use, and another way is looked for: {}", fold.folder,
+                          source_->url(), error.message));
+    folds_.without.insert(fold.folder);
+    Status other = Advance(target);
+    if (other || other.error().code == Code::kCancelled) return other;
+    return Fail(error.code, fmt::format("{}; without {}: {}", error.message, fold.folder,
+                                        other.error().message));
   }
 
   // How many of the next deltas are applied as one: as long as their frames, of which each thread
@@ -324,18 +362,21 @@ class Puller {
     return {};
   }
 
-  // Step 4.
-  Result<std::vector<Version>> Bring(const Plan& plan) {
+  // Step 4. After an error `bringing` is the delta that it is of; null: the start.
+  Result<std::vector<Version>> Bring(const Plan& plan, const store::Described*& bringing) {
     const std::string spool = state_.Path("fetch");
     std::vector<Version> deltas;
     for (const store::Described& described : plan.deltas) {
+      bringing = &described;
       SYNCLINE_TRY(source_->Bring(described, store::Part::kVersion, spool, pool_, progress_));
-      SYNCLINE_ASSIGN(Version version,
-                      store::ReadVersion(files_, source_->is_directory() ? source_->path() : spool,
-                                         described.number));
+      SYNCLINE_ASSIGN(
+          Version version,
+          store::ReadVersionIn(files_, source_->is_directory() ? source_->path() : spool,
+                               described.folder, described.number));
       SYNCLINE_TRY(CheckDelta(version, described));
       deltas.push_back(std::move(version));
     }
+    bringing = nullptr;
     if (plan.kind == Plan::Start::kHeld) return deltas;
     // The start is read now, so that a bad one is known before anything changes.
     start_directory_ = plan.seed;
@@ -434,6 +475,7 @@ class Puller {
   std::optional<Head> held_;        // what the replica holds, whole
   bool adopted_ = false;            // and it is another program's, so far
   std::string seed_;                // checkpoint that is version 0: as it was given, now or earlier
+  FoldUse folds_;                   // bad ones are added
   std::string start_directory_;     // of the plan's start
   std::unique_ptr<LastPull> last_;  // until this pull changes something
   std::uint64_t journal_bytes_ = 0;  // of this pull's journals

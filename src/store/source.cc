@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/index.h"
 #include "objects/object_files.h"
@@ -29,6 +30,22 @@ constexpr std::uint64_t kMaxSignatureBytes = 1 << 16;
 bool MayAppear(const base::Error& error) {
   return error.code == Code::kNotFound || error.code == Code::kCorrupt ||
          error.code == Code::kOutOfOrder;
+}
+
+void AddSizes(Described& described) {
+  for (const ManifestFile& file : described.manifest->manifest.files) {
+    if (IsOfFullCopy(file.name)) {
+      described.full_copy_bytes = described.full_copy_bytes.value_or(0) + file.bytes;
+    } else {
+      described.bytes += file.bytes;
+    }
+  }
+}
+
+// What another reading would not make better: then there are no folds, as nobody needs them.
+bool MeansNoFolds(Code code) {
+  return code == Code::kNotFound || code == Code::kCorrupt || code == Code::kIncompatible ||
+         code == Code::kLimitExceeded || code == Code::kPermissionDenied;
 }
 
 }  // namespace
@@ -165,7 +182,9 @@ Result<Described> Source::Describe(std::uint64_t version) {
 }
 
 Result<Described> Source::DescribeNow(std::uint64_t version) {
-  Described described{.number = version, .directory = base::JoinPath(path(), VersionName(version))};
+  const std::string folder = VersionName(version);
+  Described described{
+      .number = version, .folder = folder, .directory = base::JoinPath(path(), folder)};
   SYNCLINE_ASSIGN(described.manifest, ReadManifest(*files_, described.directory));
   if (!described.manifest) {
     SYNCLINE_ASSIGN(const bool there, Has(version));
@@ -186,14 +205,12 @@ Result<Described> Source::DescribeNow(std::uint64_t version) {
                       version, url(), manifest.version, manifest.base_version.value_or(version),
                       base.value_or(version)));
     }
-    described.identity = described.manifest->identity;
-    for (const ManifestFile& file : manifest.files) {
-      if (IsOfFullCopy(file.name)) {
-        described.full_copy_bytes = described.full_copy_bytes.value_or(0) + file.bytes;
-      } else {
-        described.bytes += file.bytes;
-      }
+    if (manifest.fold) {
+      return Fail(Code::kCorrupt,
+                  fmt::format("version {} of {}: the manifest is that of a fold", version, url()));
     }
+    described.identity = described.manifest->identity;
+    AddSizes(described);
     return described;
   }
   const std::string index_path = base::JoinPath(described.directory, checkpoint::kIndexName);
@@ -208,6 +225,61 @@ Result<Described> Source::DescribeNow(std::uint64_t version) {
   if (index) {
     described.identity = "index:" + tensor::HashHex(tensor::HashKind::kXxh3, base::AsBytes(*index));
   }
+  return described;
+}
+
+Result<std::vector<FoldEntry>> Source::KnownFolds() {
+  std::vector<FoldEntry> folds;
+  if (is_directory()) {
+    SYNCLINE_ASSIGN(const std::vector<std::string> names, files_->List(path()));
+    for (const std::string& name : names) {
+      if (const auto range = ParseFoldName(name)) folds.push_back({.range = *range});
+    }
+    return folds;
+  }
+  const auto text = objects_->ReadText(std::string(kFoldsName), kMaxFoldsBytes, options_.cancel);
+  if (!text && MeansNoFolds(text.error().code)) return folds;
+  if (!text) return std::unexpected(text.error());
+  auto parsed = ParseFolds(*text);
+  if (parsed) return parsed;
+  base::Log(base::LogLevel::kWarning, fmt::format("{}/{} cannot be read, and is left alone: {}",
+                                                  url(), kFoldsName, parsed.error().message));
+  return folds;
+}
+
+Result<std::vector<FoldRange>> Source::ListFolds() {
+  if (objects_->can_list()) return ListFoldFolders(*objects_, options_.cancel);
+  SYNCLINE_ASSIGN(const std::vector<FoldEntry> known, KnownFolds());
+  std::vector<FoldRange> ranges;
+  for (const FoldEntry& fold : known) ranges.push_back(fold.range);
+  std::ranges::sort(ranges);
+  return ranges;
+}
+
+Result<Described> Source::DescribeFold(const FoldRange& range) {
+  auto described = ReadFold(range);
+  if (described) {
+    if (Status trusted = CheckSigned(*described); !trusted) return std::unexpected(trusted.error());
+    return described;
+  }
+  return Annotate(std::move(described).error(), fmt::format("{} of {}", FoldName(range), url()));
+}
+
+Result<Described> Source::ReadFold(const FoldRange& range) {
+  const std::string folder = FoldName(range);
+  Described described{
+      .number = range.to, .folder = folder, .directory = base::JoinPath(path(), folder)};
+  SYNCLINE_ASSIGN(described.manifest, ReadManifest(*files_, described.directory));
+  if (!described.manifest) return Fail(Code::kNotFound, "there is no manifest");
+  SYNCLINE_ASSIGN(described.delta, ReadDeltaInfoIn(*files_, path(), folder, range.to));
+  const Manifest& manifest = described.manifest->manifest;
+  if (!manifest.fold || !described.delta || manifest.version != range.to ||
+      manifest.base_version != range.from || described.delta->base_version != range.from) {
+    return Fail(Code::kCorrupt, "manifest and index do not speak of a fold of that name");
+  }
+  described.identity = manifest.fold->target;
+  AddSizes(described);
+  described.full_copy_bytes.reset();
   return described;
 }
 
@@ -237,7 +309,8 @@ Status Source::CheckSigned(Described& version) {
   auto signer = CheckSignature(version.manifest->text, signature.value_or(""), keys_);
   if (!signer) {
     return Annotate(std::move(signer).error(),
-                    fmt::format("version {} of {}", version.number, url()));
+                    version.is_fold() ? fmt::format("{} of {}", version.folder, url())
+                                      : fmt::format("version {} of {}", version.number, url()));
   }
   version.signed_by = *std::move(signer);
   return {};
@@ -245,10 +318,11 @@ Status Source::CheckSigned(Described& version) {
 
 Result<std::string> Source::Bring(const Described& version, Part part, const std::string& spool,
                                   base::ThreadPool& pool, base::Progress& progress) {
-  auto directory =
-      Wait(version.number, [&] { return BringNow(version, part, spool, pool, progress); });
+  const auto bring = [&] { return BringNow(version, part, spool, pool, progress); };
+  auto directory = version.is_fold() ? bring() : Wait(version.number, bring);
   if (directory) return directory;
-  return Annotate(std::move(directory).error(), fmt::format("version {}", version.number));
+  return Annotate(std::move(directory).error(),
+                  version.is_fold() ? version.folder : fmt::format("version {}", version.number));
 }
 
 Result<std::string> Source::BringNow(const Described& version, Part part, const std::string& spool,
@@ -266,7 +340,7 @@ Result<std::string> Source::BringNow(const Described& version, Part part, const 
     }
     return inside(version.directory);
   }
-  const std::string to = base::JoinPath(spool, VersionName(version.number));
+  const std::string to = base::JoinPath(spool, version.folder);
   std::vector<FetchFile> wanted;
   if (version.manifest) {
     for (const ManifestFile& file : version.manifest->manifest.files) {
