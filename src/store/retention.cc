@@ -271,9 +271,8 @@ class Collector {
   // Folds that lead to no version. A fold in the making holds its version by a lease.
   Status RemoveLostFolds() {
     SYNCLINE_TRY(ListFolds());
-    const bool any = !folds_->empty() || !report_.folds_removed.empty();
-    if (any) {
-      // Versions that came since the run began, too.
+    if (!folds_->empty()) {
+      // Versions that came since the run began count, too.
       SYNCLINE_ASSIGN(const std::vector<std::uint64_t> there,
                       ListVersionFolders(store_, options_.cancel));
       for (const FoldRange& fold : *folds_) {
@@ -281,10 +280,9 @@ class Collector {
         SYNCLINE_ASSIGN(const bool held, IsLeased(fold.to));
         if (!held) SYNCLINE_TRY(RemoveFold(fold));
       }
-      std::ranges::sort(report_.folds_removed);
     }
-    if (!any || options_.dry_run) return {};
-    return UpdateFolds(store_, options_.cancel);
+    std::ranges::sort(report_.folds_removed);
+    return options_.dry_run ? Status() : UpdateFolds(store_, options_.cancel);
   }
 
   Status Remove(const std::string& name) {

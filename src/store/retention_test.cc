@@ -2,6 +2,7 @@
 // of the rules; by failing every operation once, and from there on; and leases.
 #include "store/retention.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <sys/wait.h>
@@ -455,6 +456,10 @@ TEST_P(RetentionTest, AnyFailureIsMadeGoodByTheNextRun) {
       store_ = MakeStore(GetParam());
       WriteEight();
       store_->Write(".syncline/publisher.lock", "");
+      for (const FoldRange& range : {FoldRange{0, 3}, {1, 5}, {1, 6}, {1, 9}}) {
+        WriteFold(*store_, range);
+      }
+      store_->Write(std::string(kFoldsName), "of another time");
       std::size_t seen = 0;
       store_->SetRule([&]() -> Status {
         if (seen++ == n || (for_good && seen > n)) return Fail(Code::kIo, "made to fail");
@@ -467,6 +472,9 @@ TEST_P(RetentionTest, AnyFailureIsMadeGoodByTheNextRun) {
       for (std::uint64_t version = 0; version < 8; ++version) {
         const bool there = picture.contains(VersionName(version) + "/model.safetensors.index.json");
         EXPECT_TRUE(there || version < 6) << version << " after failure " << n;
+        const std::string fold = fmt::format("fold_v{:06}_v{:06}/", version == 3 ? 0 : 1, version);
+        EXPECT_TRUE(there || !picture.contains(fold + std::string(kManifestName)))
+            << fold << " leads nowhere after failure " << n;
         if (!there || version % 4 == 0 || version == 6) continue;
         EXPECT_TRUE(picture.contains(VersionName(version - 1) + "/model.safetensors.index.json"))
             << version << " after failure " << n;
@@ -478,8 +486,12 @@ TEST_P(RetentionTest, AnyFailureIsMadeGoodByTheNextRun) {
       }
       ASSERT_OK(Gc({.keep = 2, .grace_seconds = 0}));
       EXPECT_EQ(Listed(*store_), (Versions{6, 7})) << "after failure " << n;
+      EXPECT_EQ(Folds(*store_), (std::set<std::string>{"fold_v000001_v000006"})) << n;
+      const auto folds = store_->objects().ReadText(std::string(kFoldsName), 10'000, nullptr);
+      ASSERT_EQ(ParseFolds(folds.value_or("")).value_or(std::vector<FoldEntry>()).size(), 1U) << n;
       for (const auto& [key, text] : store_->Picture()) {
         EXPECT_FALSE(key.starts_with(".syncline/trash/w")) << key;
+        EXPECT_FALSE(key.starts_with(".syncline/trash/f")) << key;
       }
     }
   }
