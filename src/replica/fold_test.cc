@@ -99,6 +99,16 @@ class Trainer {
     versions_.clear();
     Step();
   }
+  // The trainer goes back: what came after that version is taken out of the store.
+  void GoBackTo(std::uint64_t version) {
+    publisher_.reset();
+    while (versions_.size() > version + 1) {
+      versions_.pop_back();
+      Remove({versions_.size()});
+    }
+    TakeBackTo(version);
+    Open();
+  }
   void Remove(std::initializer_list<std::uint64_t> versions) const {
     for (const std::uint64_t version : versions) {
       ASSERT_OK(files.RemoveAll(base::JoinPath(store(), store::VersionName(version))));
@@ -343,6 +353,19 @@ TEST(FoldTest, OfAnotherRunIsNotTaken) {
   ASSERT_OK(files.RemoveAll(fold));
   ASSERT_OK(files.Rename(trainer.store() + "/weight_v000004", fold));
   EXPECT_ERROR(trainer.PullTo(4), Code::kNotFound, "version 4 is not in");
+}
+
+// Of the same run, on the very version that is held, but to one that is not there any more.
+TEST(FoldTest, ToAVersionThatWasMadeAnewIsNotTaken) {
+  Trainer trainer;
+  trainer.PublishUpTo(4);
+  ASSERT_OK(trainer.MakeFold(1, 4));
+  trainer.GoBackTo(2);
+  trainer.PublishUpTo(4);
+  ASSERT_OK(trainer.PullTo(1));
+  ASSERT_OK_AND_ASSIGN(const PullReport report, trainer.PullTo(4));
+  EXPECT_THAT(report.applied, ElementsAre(2, 3, 4));
+  trainer.ExpectAt(4);
 }
 
 TEST(FoldTest, TheBaseIsProven) {
