@@ -1,8 +1,8 @@
 // 1. Look at both versions. Take the lock of folds, so that staging and scratch are ours; what one
 //    that was killed has left there goes. Take a lease on the versions.
 // 2. Make both ends (fold_ends.h), proven by what the store knows of them.
-// 3. Write the delta between them into staging; carry it out against the base (prepare.h), into a
-//    journal that nobody needs: the hashes must come out. Nothing in the store has changed so far.
+// 3. Write the delta between them into staging, and carry it out once (fold_delta.h): the hashes
+//    must come out. Nothing in the store has changed so far.
 // 4. The version that it leads to must still be the one that stands there. The sink commits, as it
 //    does a version.
 // 5. syncline.folds.json follows. If the process dies before, the next fold or gc makes up for it.
@@ -14,20 +14,15 @@
 #include "replica/fold.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <chrono>
 
-#include "checkpoint/reader.h"
+#include "replica/fold_delta.h"
 #include "replica/fold_ends.h"
 #include "replica/plan.h"
-#include "replica/prepare.h"
-#include "store/delta_writer.h"
 #include "store/file_hash.h"
-#include "store/lease.h"
 #include "store/retention.h"
 #include "store/sink.h"
-#include "store/tensor_set.h"
 
 namespace syncline::replica {
 namespace {
@@ -78,8 +73,16 @@ class Folder {
     SYNCLINE_TRY(MakeEnds(scratch.path()));
     SYNCLINE_ASSIGN(const std::string staged, sink_->Stage(name_));
     const Scratch staging(files_, base::ParentOf(staged));
-    SYNCLINE_TRY(Write(staged));
-    SYNCLINE_TRY(CarryOut(staged, scratch.path()));
+    const FoldDelta delta{.range = range_,
+                          .run = target_.manifest->manifest.run,
+                          .base = held_.identity,
+                          .target = target_.identity,
+                          .encoding = options_.encoding,
+                          .durable = options_.durable};
+    SYNCLINE_ASSIGN(manifest_, WriteFoldDelta(files_, delta, from_, to_, staged, pool_, progress_,
+                                              options_.cancel));
+    SYNCLINE_TRY(CarryOutFold(files_, delta, from_, staged, base::JoinPath(scratch.path(), "check"),
+                              pool_, progress_, options_.cancel));
     SYNCLINE_TRY(Commit(staged));
     report_.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -197,80 +200,6 @@ class Folder {
         Code::kOutOfOrder,
         fmt::format("versions {} and {} of {} are of different runs: {:.12}… and {:.12}…",
                     range_.from, range_.to, source_->url(), run, target_.manifest->manifest.run));
-  }
-
-  // Step 3.
-  Status Write(const std::string& staged) {
-    SYNCLINE_ASSIGN(const auto old_tensors, checkpoint::MappedCheckpoint::Open(files_, from_.path));
-    SYNCLINE_ASSIGN(const auto new_tensors, checkpoint::CheckpointReader::Open(files_, to_.path));
-    const std::vector<tensor::TensorView> old_views = old_tensors.Views();
-    const std::vector<tensor::TensorView> new_views = new_tensors.Views();
-    SYNCLINE_TRY(store::CheckSameTensors(old_views, new_views, range_.from));
-    SYNCLINE_ASSIGN(const store::TensorTotals totals, store::Total(new_views));
-    std::vector<delta::ChangedLines> lines;
-    SYNCLINE_ASSIGN(
-        store::DeltaCounts counts,
-        store::WriteDelta(
-            files_, staged, old_views, new_views,
-            {.version = range_.to, .base_version = range_.from, .encoding = options_.encoding},
-            {.prefix = {}, .durable = options_.durable, .loader = &new_tensors}, lines, pool_,
-            progress_, options_.cancel));
-    manifest_ = {.run = target_.manifest->manifest.run,
-                 .version = range_.to,
-                 .base_version = range_.from,
-                 .parent = held_.identity,
-                 .created_ns = static_cast<std::uint64_t>(store::NowNs()),
-                 .tensors_total = new_views.size(),
-                 .elements = totals.elements,
-                 .elements_changed = counts.elements_changed,
-                 .full_bytes = totals.bytes,
-                 .fold = store::ManifestFold{held_.identity, target_.identity},
-                 .tensors = std::move(counts.tensors)};
-    SYNCLINE_TRY(CheckTensors(new_views));
-    SYNCLINE_ASSIGN(manifest_.files,
-                    store::ListFiles(files_, staged, counts.files, pool_, options_.cancel));
-    return {};
-  }
-
-  // What was read is what the ends are known to be.
-  Status CheckTensors(std::span<const tensor::TensorView> tensors) const {
-    std::map<std::string_view, const std::string*> changed;
-    for (const store::ManifestTensor& tensor : manifest_.tensors) {
-      changed.emplace(tensor.name, &tensor.hash);
-    }
-    for (const tensor::TensorView& tensor : tensors) {
-      const auto known = to_.hashes.find(tensor.name);
-      if (known == to_.hashes.end()) continue;
-      const auto now = changed.find(tensor.name);
-      const auto before = from_.hashes.find(tensor.name);
-      std::string found;
-      if (now != changed.end() && known->second.kind == tensor::HashKind::kXxh3) {
-        found = *now->second;
-      } else if (now == changed.end() && before != from_.hashes.end() &&
-                 before->second.kind == known->second.kind) {
-        found = before->second.hex;
-      }
-      if (found.empty() || found == known->second.hex) continue;
-      return Fail(Code::kChecksumMismatch,
-                  fmt::format("tensor {} of version {} was read as one with the hash {}, expected "
-                              "{}",
-                              tensor.name, range_.to, found, known->second.hex));
-    }
-    return {};
-  }
-
-  Status CarryOut(const std::string& staged, const std::string& scratch) {
-    SYNCLINE_ASSIGN(const checkpoint::Checkpoint base,
-                    checkpoint::Checkpoint::Open(files_, from_.path));
-    SYNCLINE_ASSIGN(const store::Version fold,
-                    store::ReadVersionIn(files_, base::ParentOf(staged), name_, range_.to));
-    SYNCLINE_ASSIGN(const Prepared prepared,
-                    Prepare(files_, base, {&fold, 1}, from_.hashes, JournalHead{},
-                            base::JoinPath(scratch, "check"), pool_, progress_, options_.cancel));
-    if (prepared.wrong.empty()) return {};
-    return Fail(Code::kChecksumMismatch,
-                fmt::format("the fold does not lead from version {} to {}: wrong are {}",
-                            range_.from, range_.to, fmt::join(prepared.wrong, ", ")));
   }
 
   // Steps 4 and 5.

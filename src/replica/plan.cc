@@ -30,8 +30,6 @@ struct Hop {
   const Hop* above = nullptr;  // what builds on its version; null: nothing, it is the target
   std::uint64_t bytes = 0;     // of all from here to the target
   bool plain = true;           // no fold among them
-
-  std::uint64_t base() const { return delta->delta->base_version; }
 };
 
 std::uint64_t BytesOf(const Hop* hop) { return hop == nullptr ? 0 : hop->bytes; }
@@ -113,7 +111,6 @@ class Search {
 
   Status Visit(const Place& place) {
     const std::uint64_t at = place.version;
-    if (visited_.contains(at)) return {};
     const bool by_fold = place.hop != nullptr && place.hop->delta->is_fold();
     if (held_ != nullptr && at == held_->version) {
       SYNCLINE_ASSIGN(const bool same,
@@ -124,6 +121,7 @@ class Search {
       }
       if (!by_fold) held_ = nullptr;  // another run's
     }
+    if (visited_.contains(at)) return {};
     SYNCLINE_ASSIGN(const bool in_store, source_.Has(at));
     if (!in_store && at == 0) return AtSeed(place.hop);
     if (!in_store && place.hop != nullptr) {
