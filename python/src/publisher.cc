@@ -130,12 +130,9 @@ class Publisher {
             double full_copy_ratio, const std::string& baseline,
             const nb::bytes& baseline_directory, const nb::bytes& work_directory,
             std::uint64_t rank, std::uint64_t world, double timeout, const nb::object& flush,
-            const nb::object& refresh, const Connection& connection) {
-    const auto known = delta::FindEncoding(encoding);
-    if (!known) {
-      Raise({Code::kInvalidArgument,
-             "unknown encoding \"" + encoding + "\": expected xor or overwrite"});
-    }
+            const nb::object& refresh, const Connection& connection, double link_gbps) {
+    const auto known = delta::ChooseEncoding(encoding, link_gbps);
+    if (!known) Raise(known.error());
     const std::string path = ToPath(store);
     const auto kind = FindBaseline(baseline);
     if (!kind) {
@@ -227,12 +224,13 @@ void BindPublisher(nb::module_& module) {
       .def(nb::init<const nb::bytes&, const std::string&, const nb::bytes&, const nb::bytes&,
                     std::size_t, bool, const nb::bytes&, double, const std::string&,
                     const nb::bytes&, const nb::bytes&, std::uint64_t, std::uint64_t, double,
-                    const nb::object&, const nb::object&, const Connection&>(),
+                    const nb::object&, const nb::object&, const Connection&, double>(),
            nb::arg("store"), nb::arg("encoding"), nb::arg("base"), nb::arg("files"),
            nb::arg("threads"), nb::arg("durable"), nb::arg("signing_key"),
            nb::arg("full_copy_ratio"), nb::arg("baseline"), nb::arg("baseline_directory"),
            nb::arg("work_directory"), nb::arg("rank"), nb::arg("world"), nb::arg("timeout"),
-           nb::arg("flush").none(), nb::arg("refresh").none(), nb::arg("connection"))
+           nb::arg("flush").none(), nb::arg("refresh").none(), nb::arg("connection"),
+           nb::arg("link_gbps"))
       .def("publish", &Publisher::Publish, nb::arg("version").none(), nb::arg("tensors"),
            nb::arg("full"))
       .def_prop_ro("version", &Publisher::last_version)

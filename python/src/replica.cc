@@ -32,12 +32,18 @@ using base::CancelToken;
 using base::FileSystem;
 
 nb::dict Pull(const nb::bytes& store, const nb::bytes& into, std::optional<std::uint64_t> version,
-              const nb::bytes& seed, std::size_t threads, const Reading& reading,
-              Control& control) {
+              const nb::bytes& seed, const std::string& verify, std::size_t threads,
+              const Reading& reading, Control& control) {
+  const auto by = replica::FindVerifyBy(verify);
+  if (!by) {
+    Raise({base::Code::kInvalidArgument,
+           "unknown verify \"" + verify + "\": expected hash, chained or full"});
+  }
   const std::string from = ToPath(store);
   const std::string to = ToPath(into);
   replica::PullOptions options = {.version = version,
                                   .seed = ToPath(seed),
+                                  .verify = *by,
                                   .threads = threads,
                                   .progress = &control.progress(),
                                   .cancel = &control.cancel()};
@@ -111,13 +117,10 @@ nb::dict Verify(const nb::bytes& path, std::optional<std::uint64_t> version, boo
 }
 
 nb::dict Fold(const nb::bytes& store, std::uint64_t from, std::uint64_t to, const nb::bytes& base,
-              const nb::bytes& work_directory, const std::string& encoding,
+              const nb::bytes& work_directory, const std::string& encoding, double link_gbps,
               const nb::bytes& signing_key, std::size_t threads, const Reading& reading) {
-  const auto known = delta::FindEncoding(encoding);
-  if (!known) {
-    Raise({base::Code::kInvalidArgument,
-           "unknown encoding \"" + encoding + "\": expected xor or overwrite"});
-  }
+  const auto known = delta::ChooseEncoding(encoding, link_gbps);
+  if (!known) Raise(known.error());
   const std::string path = ToPath(store);
   CancelToken cancel;
   replica::FoldOptions options = {.from = from,
@@ -206,12 +209,13 @@ void BindReplica(nb::module_& module) {
       .def("cancel", [](Control& self) { self.cancel().Cancel(); })
       .def("progress", &ProgressOf);
   module.def("pull", &Pull, nb::arg("store"), nb::arg("into"), nb::arg("version").none(),
-             nb::arg("seed"), nb::arg("threads"), nb::arg("reading"), nb::arg("control"));
+             nb::arg("seed"), nb::arg("verify"), nb::arg("threads"), nb::arg("reading"),
+             nb::arg("control"));
   module.def("undo", &Undo, nb::arg("replica"), nb::arg("threads"));
   module.def("verify", &Verify, nb::arg("path"), nb::arg("version").none(), nb::arg("repair"),
              nb::arg("store"), nb::arg("seed"), nb::arg("threads"), nb::arg("reading"));
   module.def("fold", &Fold, nb::arg("store"), nb::arg("from_version"), nb::arg("to_version"),
-             nb::arg("base"), nb::arg("work_directory"), nb::arg("encoding"),
+             nb::arg("base"), nb::arg("work_directory"), nb::arg("encoding"), nb::arg("link_gbps"),
              nb::arg("signing_key"), nb::arg("threads"), nb::arg("reading"));
   module.def("changes", &Changes, nb::arg("replica"), nb::arg("since"));
   module.def("log", &Log, nb::arg("store"), nb::arg("reading"));

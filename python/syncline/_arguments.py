@@ -16,6 +16,7 @@ _BROKEN_URL = re.compile(r"(https?|s3|file):/(?!/)", re.IGNORECASE)
 _MAX_VERSION = 2**64 - 1
 _MAX_THREADS = 1024
 _MAX_RANKS = 10**5
+_VERIFY_BY = ("hash", "chained", "full")
 
 
 def path_bytes(name: str, path: StrPath) -> bytes:
@@ -81,6 +82,15 @@ def thread_count(threads: SupportsIndex | None) -> int:
     if not 1 <= count <= _MAX_THREADS:
         raise InvalidArgumentError(f"threads={count}: expected a number from 1 to {_MAX_THREADS}")
     return count
+
+
+def verify_by(verify: str) -> str:
+    """How a pull checks tensors. Raises InvalidArgumentError if there is no such way."""
+    if not isinstance(verify, str):
+        raise TypeError(f"verify: expected a str, found {verify!r}")
+    if verify not in _VERIFY_BY:
+        raise InvalidArgumentError(f"verify={verify!r}: expected hash, chained or full")
+    return verify
 
 
 def rank_of(rank: SupportsIndex, world: SupportsIndex) -> tuple[int, int]:

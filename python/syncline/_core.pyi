@@ -58,6 +58,7 @@ def pull(
     into: bytes,
     version: int | None,
     seed: bytes,
+    verify: str,
     threads: int,
     reading: Reading,
     control: Control,
@@ -79,6 +80,7 @@ def fold(
     base: bytes,
     work_directory: bytes,
     encoding: str,
+    link_gbps: float,
     signing_key: bytes,
     threads: int,
     reading: Reading,
@@ -134,6 +136,7 @@ class Publisher:
         flush: Callable[[], object] | None,
         refresh: Callable[[], object] | None,
         connection: Connection,
+        link_gbps: float,
     ) -> None: ...
     def publish(self, version: int | None, tensors: list[Any], full: bool) -> dict[str, Any]:
         """tensors: tuples (name, dtype, shape, buffer of the packed bytes).

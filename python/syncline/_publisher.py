@@ -41,7 +41,7 @@ class Publisher:
         self,
         store: StrPath,
         *,
-        encoding: Literal["xor", "overwrite"] = "xor",
+        encoding: Literal["xor", "overwrite", "compact", "compact-gap", "auto"] = "xor",
         base: StrPath | None = None,
         files: StrPath | None = None,
         threads: SupportsIndex | None = None,
@@ -58,12 +58,16 @@ class Publisher:
         flush: Callable[[], object] | None = None,
         refresh: Callable[[], object] | None = None,
         connection: Connection | None = None,
+        link_gbps: float = 0.0,
     ) -> None:
         """Opens a store.
 
         Args:
             store: its directory, made if missing; or s3://bucket/prefix.
-            encoding: how deltas are written: "xor" is smaller, "overwrite" needs no old bytes.
+            encoding: how deltas are written. "xor" and "overwrite" (larger, needs no old bytes) are
+                read by SGLang, slime and miles as well. "compact" is the smallest, near the entropy
+                of the steps; "compact-gap" is larger and faster; "auto" takes one of these two by
+                what changes, and by `link_gbps`.
             base: checkpoint directory that is version 0 and that receivers have already. Nothing is
                 written for it; the first version that is published is 1.
             files: directory whose files beside the weights (configuration, tokenizer …) are copied
@@ -93,6 +97,7 @@ class Publisher:
                 request: called after something was written for other ranks, and before looking for
                 something of theirs.
             connection: how to reach the bucket; None for what the environment says.
+            link_gbps: for "auto": gigabits a second between here and the receivers; 0: not known.
 
         Raises:
             LockedError: another publisher has the store open, or another process is this rank.
@@ -120,6 +125,7 @@ class Publisher:
             flush,
             refresh,
             core_connection(connection),
+            float(link_gbps),
         )
         self._after_publish = after_publish
 

@@ -15,6 +15,7 @@ from ._arguments import (
     path_bytes,
     store_bytes,
     thread_count,
+    verify_by,
     version_number,
 )
 from ._pulling import Pulling
@@ -40,6 +41,7 @@ def pull(
     *,
     version: SupportsIndex | None = None,
     seed: StrPath | None = None,
+    verify: Literal["hash", "chained", "full"] = "hash",
     threads: SupportsIndex | None = None,
     trust: Iterable[StrPath] = (),
     wait: float | None = None,
@@ -56,6 +58,7 @@ def pull(
     *,
     version: SupportsIndex | None = None,
     seed: StrPath | None = None,
+    verify: Literal["hash", "chained", "full"] = "hash",
     threads: SupportsIndex | None = None,
     trust: Iterable[StrPath] = (),
     wait: float | None = None,
@@ -71,6 +74,7 @@ def pull(
     *,
     version: SupportsIndex | None = None,
     seed: StrPath | None = None,
+    verify: Literal["hash", "chained", "full"] = "hash",
     threads: SupportsIndex | None = None,
     trust: Iterable[StrPath] = (),
     wait: float | None = None,
@@ -96,6 +100,10 @@ def pull(
             version 0.
         seed: checkpoint that is version 0, where the store does not hold it. A replica remembers
             it.
+        verify: how each tensor that a delta changes is checked. "hash": the content hash of all of
+            it. "full": its additive digest, of all of it. "chained": the digest of what was there
+            and what the changes add to it; says nothing of bytes that do not change. But for "hash"
+            the deltas must carry digests, which `xor` and `overwrite` do not.
         threads: how many to use; None for one a processor.
         trust: files of public keys (see `syncline keygen`). If there are any, only what one of them
             has signed is read.
@@ -127,6 +135,7 @@ def pull(
         path_bytes("into", into),
         version_number(version),
         optional_path("seed", seed),
+        verify_by(verify),
         thread_count(threads),
         core_reading(trust, wait, before_read, connection),
     )
@@ -202,7 +211,8 @@ def fold(
     *,
     base: StrPath | None = None,
     work_directory: StrPath | None = None,
-    encoding: Literal["xor", "overwrite"] = "xor",
+    encoding: Literal["xor", "overwrite", "compact", "compact-gap", "auto"] = "xor",
+    link_gbps: float = 0.0,
     signing_key: StrPath | None = None,
     threads: SupportsIndex | None = None,
     trust: Iterable[StrPath] = (),
@@ -223,7 +233,7 @@ def fold(
         base: checkpoint or replica that is `from_version`, which nothing may change meanwhile; None
             to make it from the store.
         work_directory: where both are made; None for a place inside the store, or below $TMPDIR.
-        encoding: as of `Publisher`.
+        encoding, link_gbps: as of `Publisher`.
         signing_key: private key (a PEM file) that signs it. Readers with `trust` need it.
         threads, trust, wait, before_read, connection: as in `pull`.
 
@@ -245,6 +255,7 @@ def fold(
         optional_path("base", base),
         optional_path("work_directory", work_directory),
         encoding,
+        float(link_gbps),
         optional_path("signing_key", signing_key),
         thread_count(threads),
         core_reading(trust, wait, before_read, connection),

@@ -19,6 +19,15 @@ std::string ToHex(std::span<const std::uint8_t> bytes) {
   return text;
 }
 
+std::string FromHex(std::string_view hex) {
+  const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
+  std::string raw;
+  for (std::size_t i = 0; i < hex.size(); i += 2) {
+    raw.push_back(static_cast<char>(digit(hex[i]) * 16 + digit(hex[i + 1])));
+  }
+  return raw;
+}
+
 std::string RandomHex(std::size_t bytes) {
   std::array<std::uint8_t, 256> random = {};
   const std::size_t size = std::min(bytes, random.size());

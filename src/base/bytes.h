@@ -44,6 +44,9 @@ inline std::string_view AsText(ByteSpan bytes) {
 // Lower-case hexadecimal, two digits a byte, first byte first.
 std::string ToHex(std::span<const std::uint8_t> bytes);
 
+// The bytes of an even number of lower-case hexadecimal digits; of anything else they are any.
+std::string FromHex(std::string_view hex);
+
 // Twice as many random lower-case hex digits as `bytes` (at most 256), from the kernel.
 std::string RandomHex(std::size_t bytes);
 

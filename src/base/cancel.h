@@ -10,8 +10,16 @@ namespace syncline::base {
 // Thread-safe and async-signal-safe.
 class CancelToken {
  public:
+  CancelToken() = default;
+  // Is cancelled with `parent` (may be null; must outlive it), but not the other way round: for one
+  // piece of work that may be ended by itself.
+  explicit CancelToken(const CancelToken* parent) : parent_(parent) {}
+
   void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
-  bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+  bool cancelled() const {
+    return cancelled_.load(std::memory_order_relaxed) ||
+           (parent_ != nullptr && parent_->cancelled());
+  }
 
   Status Check() const {
     if (cancelled()) return Fail(Code::kCancelled, "cancelled");
@@ -19,6 +27,7 @@ class CancelToken {
   }
 
  private:
+  const CancelToken* parent_ = nullptr;
   std::atomic<bool> cancelled_ = false;
   static_assert(std::atomic<bool>::is_always_lock_free);
 };

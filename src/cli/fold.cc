@@ -24,6 +24,7 @@ struct Options {
   std::string base;
   std::string work;
   std::string encoding = "xor";
+  double link_gbps = 0;
   std::string key;
   StoreOptions reading;
 };
@@ -67,19 +68,15 @@ Output Describe(const replica::FoldReport& report) {
 }
 
 Result<Output> Fold(const Session& session, const Options& options) {
-  const auto encoding = delta::FindEncoding(options.encoding);
-  if (!encoding) {
-    return Fail(Code::kInvalidArgument, fmt::format("unknown encoding \"{}\": expected xor or "
-                                                    "overwrite",
-                                                    options.encoding));
-  }
+  SYNCLINE_ASSIGN(const delta::EncodingChoice encoding,
+                  delta::ChooseEncoding(options.encoding, options.link_gbps));
   SYNCLINE_ASSIGN(const auto range, ParseRange(options.range));
   auto report = replica::Fold(session.files, options.store,
                               {.from = range.first,
                                .to = range.second,
                                .base = options.base,
                                .work_directory = options.work,
-                               .encoding = *encoding,
+                               .encoding = encoding,
                                .signing_key = options.key,
                                .threads = session.threads,
                                .progress = &session.progress,
@@ -107,7 +104,13 @@ void AddFold(CLI::App& app, Session& session) {
   command.add_option("--work", options->work,
                      "Where both versions are made meanwhile (default: inside the store, or below "
                      "$TMPDIR)");
-  command.add_option("--encoding", options->encoding, "xor (default) or overwrite");
+  command.add_option("--encoding", options->encoding,
+                     "xor (default), overwrite, compact, compact-gap or auto, as of publish");
+  command
+      .add_option("--link-gbps", options->link_gbps,
+                  "For auto: Gbit/s of the link between the store and the readers (default: not "
+                  "known)")
+      ->check(CLI::NonNegativeNumber);
   command.add_option("--sign", options->key,
                      "File of the private key that signs the fold (see syncline keygen)");
   AddReadingOptions(command, options->reading);

@@ -20,8 +20,6 @@
 namespace syncline::cli {
 namespace {
 
-using base::Code;
-using base::Fail;
 using base::Json;
 using base::Result;
 
@@ -32,6 +30,7 @@ struct Options {
   bool full = false;
   std::string base;
   std::string encoding = "xor";
+  double link_gbps = 0;
   std::string baseline;
   std::string key;
   std::string after;
@@ -67,27 +66,23 @@ Output Describe(const store::PublishReport& report) {
 }
 
 Result<Output> Publish(const Session& session, Options options) {
-  const auto encoding = delta::FindEncoding(options.encoding);
-  if (!encoding) {
-    return Fail(Code::kInvalidArgument, fmt::format("unknown encoding \"{}\": expected xor or "
-                                                    "overwrite",
-                                                    options.encoding));
-  }
+  SYNCLINE_ASSIGN(const delta::EncodingChoice encoding,
+                  delta::ChooseEncoding(options.encoding, options.link_gbps));
   SYNCLINE_ASSIGN(const auto input,
                   checkpoint::CheckpointReader::Open(session.files, options.checkpoint));
-  replica::ResumeOptions resume = {
-      .base = options.base,
-      .baseline = options.full ? replica::BaselineKind::kNone : replica::BaselineKind::kDisk,
-      .baseline_directory = options.baseline,
-      .one_version = true,
-      .publisher = {.encoding = *encoding,
-                    .companions_from = input.checkpoint().directory(),
-                    .signing_key = options.key,
-                    .full_copy_ratio = options.full_copy_ratio,
-                    .threads = session.threads,
-                    .objects = options.connection},
-      .progress = &session.progress,
-      .cancel = &session.cancel};
+  replica::ResumeOptions resume;
+  resume.base = options.base;
+  resume.baseline = options.full ? replica::BaselineKind::kNone : replica::BaselineKind::kDisk;
+  resume.baseline_directory = options.baseline;
+  resume.one_version = true;
+  resume.publisher.encoding = encoding;
+  resume.publisher.companions_from = input.checkpoint().directory();
+  resume.publisher.signing_key = options.key;
+  resume.publisher.full_copy_ratio = options.full_copy_ratio;
+  resume.publisher.threads = session.threads;
+  resume.publisher.objects = options.connection;
+  resume.progress = &session.progress;
+  resume.cancel = &session.cancel;
   if (!options.after.empty()) {
     resume.publisher.after_publish = [&](std::uint64_t version, const std::string&) {
       return RunHook(options.after, options.store, version);
@@ -127,7 +122,13 @@ void AddPublish(CLI::App& app, Session& session) {
       .add_option("--base", options->base,
                   "Checkpoint that is version 0 and that receivers have already")
       ->excludes(full);
-  command.add_option("--encoding", options->encoding, "xor (default) or overwrite");
+  command.add_option("--encoding", options->encoding,
+                     "xor (default) or overwrite, which SGLang reads too; compact, the smallest; "
+                     "compact-gap, larger and faster; auto: compact or compact-gap");
+  command
+      .add_option("--link-gbps", options->link_gbps,
+                  "For auto: Gbit/s of the link between here and the readers (default: not known)")
+      ->check(CLI::NonNegativeNumber);
   command.add_option("--baseline", options->baseline,
                      "Where the last version is kept (default: inside the store)");
   command.add_option("--sign", options->key,

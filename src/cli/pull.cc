@@ -13,6 +13,8 @@
 namespace syncline::cli {
 namespace {
 
+using base::Code;
+using base::Fail;
 using base::Json;
 using base::Result;
 
@@ -21,6 +23,7 @@ struct Options {
   std::string into;
   std::string version = "latest";
   std::string seed;
+  std::string verify = "hash";
   StoreOptions reading;
 };
 
@@ -70,6 +73,12 @@ Result<Output> Pull(const Session& session, const Options& options) {
                                .progress = &session.progress,
                                .cancel = &session.cancel,
                                .source = options.reading.Source(session, options.store)};
+  const auto verify = replica::FindVerifyBy(options.verify);
+  if (!verify) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("--verify: \"{}\": expected hash, chained or full", options.verify));
+  }
+  pull.verify = *verify;
   SYNCLINE_ASSIGN(pull.version, ParseVersion(options.version));
   SYNCLINE_ASSIGN(const replica::PullReport report,
                   replica::Pull(session.files, options.store, options.into, pull));
@@ -91,6 +100,11 @@ void AddPull(CLI::App& app, Session& session) {
                      "Number of the version, or \"latest\" (default)");
   command.add_option("--seed", options->seed,
                      "Checkpoint that is version 0, where the store does not hold it");
+  command.add_option(
+      "--verify", options->verify,
+      "How each tensor that a delta changes is checked: by the \"hash\" of all of it "
+      "(default), or by its digest: \"full\", or \"chained\", which adds up the "
+      "changes alone");
   AddReadingOptions(command, options->reading);
   command.callback([&session, options] {
     session.action = [&session, options] { return Pull(session, *options); };

@@ -28,7 +28,10 @@ class ChangedLines {
   void MarkWords(const std::uint64_t* mask, std::size_t words, std::uint64_t offset,
                  std::size_t bytes_per_word) {
     for (std::size_t i = 0; i < words; ++i) {
-      if (mask[i] != 0) Mark(offset + i * bytes_per_word);
+      if (mask[i] == 0) continue;
+      for (std::size_t byte = 0; byte < bytes_per_word; byte += kLineBytes) {
+        Mark(offset + i * bytes_per_word + byte);
+      }
     }
   }
 
@@ -40,6 +43,7 @@ class ChangedLines {
       for (std::uint64_t bits = words_[word]; bits != 0; bits &= bits - 1) {
         const std::uint64_t line =
             word * kWordBytes + static_cast<std::uint64_t>(std::countr_zero(bits)) * kLineBytes;
+        if (line >= end) return;  // a word of units may end before its last line
         const std::uint64_t size = line + kLineBytes < end ? kLineBytes : end - line;
         std::memcpy(to.data() + line, from.data() + line, size);
       }

@@ -1,6 +1,7 @@
-// 1. Prepare (prepare.h): decode every frame against the replica's bytes, hash what would come out,
-//    and write all that would change into a journal. A damaged frame, or a wrong hash, ends it here
-//    with nothing moved.
+// 1. Prepare (prepare.h): decode every frame against the replica's bytes, check what would come
+//    out (tensor_check.h), and write all that would change into a journal. A damaged frame, a wrong
+//    hash or digest, or a delta that did not arrive as it was published, ends it here with nothing
+//    moved.
 // 2. The journal and its name are synced, and with it the removal of the last pull's journals.
 // 3. The marker is withdrawn, durably. From here on a process that dies, or a machine, leaves the
 //    journal and no marker, and the next pull carries the journal out.
@@ -67,7 +68,8 @@ std::unexpected<base::Error> AfterFailure(const ReplicaState& state, const std::
 }  // namespace
 
 Result<ApplyCounts> ApplyChain(const ReplicaState& state, const checkpoint::Checkpoint& checkpoint,
-                               std::span<const store::Version> chain, HeldVersion to, Head& head,
+                               const store::Arrival& arrival, std::span<const store::Version> chain,
+                               HeldVersion to, Head& head, VerifyBy verify,
                                const std::function<Status()>& before_writing,
                                base::ThreadPool& pool, base::Progress& progress,
                                const base::CancelToken* cancel) {
@@ -82,8 +84,8 @@ Result<ApplyCounts> ApplyChain(const ReplicaState& state, const checkpoint::Chec
   to.token = DrawToken();
   SYNCLINE_ASSIGN(const std::string path, Journals::NewPath(state, to));
   const JournalHead journal_head{.boot_id = state.boot_id(), .from = head.held, .to = to};
-  auto prepared =
-      Prepare(files, checkpoint, chain, head.hashes, journal_head, path, pool, progress, cancel);
+  auto prepared = Prepare(files, checkpoint, arrival, chain, head, verify, journal_head, path, pool,
+                          progress, cancel);
   if (!prepared || !prepared->wrong.empty()) (void)files.RemoveAll(path);
   if (!prepared) return annotate(std::move(prepared).error());
   ApplyCounts counts{.tensors_changed = prepared->changed.size(),
@@ -104,7 +106,7 @@ Result<ApplyCounts> ApplyChain(const ReplicaState& state, const checkpoint::Chec
   next.stamp.clear();
   for (const store::Version& version : chain) {
     for (const store::DeltaTensor& delta : version.tensors) {
-      next.hashes.insert_or_assign(delta.name, TensorHash{version.delta->checksum, delta.hash});
+      next.SetTensor(delta.name, {version.delta->checksum, delta.hash}, delta.digest);
     }
   }
   const auto ready = [&]() -> Status {

@@ -79,8 +79,10 @@ class Folder {
                           .target = target_.identity,
                           .encoding = options_.encoding,
                           .durable = options_.durable};
-    SYNCLINE_ASSIGN(manifest_, WriteFoldDelta(files_, delta, from_, to_, staged, pool_, progress_,
-                                              options_.cancel));
+    SYNCLINE_ASSIGN(WrittenFold written, WriteFoldDelta(files_, delta, from_, to_, staged, pool_,
+                                                        progress_, options_.cancel));
+    manifest_ = std::move(written.manifest);
+    report_.tensors_changed = written.tensors_changed;
     SYNCLINE_TRY(CarryOutFold(files_, delta, from_, staged, base::JoinPath(scratch.path(), "check"),
                               pool_, progress_, options_.cancel));
     SYNCLINE_TRY(Commit(staged));
@@ -245,7 +247,6 @@ class Folder {
     report_.identity = store::Identity(manifest_text);
     report_.url = sink_->FolderUrl(name_);
     report_.tensors = manifest_.tensors_total;
-    report_.tensors_changed = manifest_.tensors.size();
     report_.elements = manifest_.elements;
     report_.elements_changed = manifest_.elements_changed;
   }

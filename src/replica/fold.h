@@ -23,7 +23,7 @@ struct FoldOptions {
   // Where checkpoints are made meanwhile; empty: beside a publisher's staging (in the store, or
   // below $TMPDIR).
   std::string work_directory;
-  delta::Encoding encoding = delta::Encoding::kXor;
+  delta::EncodingChoice encoding;
   std::string signing_key;  // PEM file of the private key; empty: not signed
   bool durable = true;      // of a directory: what stands is on the device
   std::size_t threads = 0;  // 0: one for each processor

@@ -9,6 +9,7 @@
 
 #include "checkpoint/reader.h"
 #include "replica/prepare.h"
+#include "store/arrival.h"
 #include "store/delta_writer.h"
 #include "store/lease.h"
 #include "store/tensor_set.h"
@@ -26,12 +27,10 @@ using tensor::TensorView;
 
 // What was read is what the ends are known to be: a tensor of the fold has the hash that it must
 // become, any other the same hash at both ends.
-Status CheckTensors(const store::Manifest& manifest, const FoldEnd& from, const FoldEnd& to,
-                    std::span<const TensorView> tensors) {
+Status CheckTensors(std::span<const store::ManifestTensor> fold, std::uint64_t version,
+                    const FoldEnd& from, const FoldEnd& to, std::span<const TensorView> tensors) {
   std::map<std::string_view, const std::string*> changed;
-  for (const store::ManifestTensor& tensor : manifest.tensors) {
-    changed.emplace(tensor.name, &tensor.hash);
-  }
+  for (const store::ManifestTensor& tensor : fold) changed.emplace(tensor.name, &tensor.hash);
   for (const TensorView& tensor : tensors) {
     const auto known = to.hashes.find(tensor.name);
     if (known == to.hashes.end()) continue;
@@ -46,17 +45,17 @@ Status CheckTensors(const store::Manifest& manifest, const FoldEnd& from, const 
     if (found.empty() || found == known->second.hex) continue;
     return Fail(Code::kChecksumMismatch,
                 fmt::format("tensor {} of version {} was read as one with the hash {}, expected {}",
-                            tensor.name, manifest.version, found, known->second.hex));
+                            tensor.name, version, found, known->second.hex));
   }
   return {};
 }
 
 }  // namespace
 
-Result<store::Manifest> WriteFoldDelta(FileSystem& files, const FoldDelta& fold,
-                                       const FoldEnd& from, const FoldEnd& to,
-                                       const std::string& staged, base::ThreadPool& pool,
-                                       base::Progress& progress, const base::CancelToken* cancel) {
+Result<WrittenFold> WriteFoldDelta(FileSystem& files, const FoldDelta& fold, const FoldEnd& from,
+                                   const FoldEnd& to, const std::string& staged,
+                                   base::ThreadPool& pool, base::Progress& progress,
+                                   const base::CancelToken* cancel) {
   SYNCLINE_ASSIGN(const auto old_tensors, checkpoint::MappedCheckpoint::Open(files, from.path));
   SYNCLINE_ASSIGN(const auto new_tensors, checkpoint::CheckpointReader::Open(files, to.path));
   const std::vector<TensorView> old_views = old_tensors.Views();
@@ -64,12 +63,15 @@ Result<store::Manifest> WriteFoldDelta(FileSystem& files, const FoldDelta& fold,
   SYNCLINE_TRY(store::CheckSameTensors(old_views, new_views, fold.range.from));
   SYNCLINE_ASSIGN(const store::TensorTotals totals, store::Total(new_views));
   std::vector<delta::ChangedLines> lines;
-  const store::DeltaInfo info{
-      .version = fold.range.to, .base_version = fold.range.from, .encoding = fold.encoding};
-  SYNCLINE_ASSIGN(store::DeltaCounts counts,
-                  store::WriteDelta(files, staged, old_views, new_views, info,
-                                    {.prefix = {}, .durable = fold.durable, .loader = &new_tensors},
-                                    lines, pool, progress, cancel));
+  const store::DeltaInfo info{.version = fold.range.to,
+                              .base_version = fold.range.from,
+                              .encoding = fold.encoding.encoding};
+  SYNCLINE_ASSIGN(
+      store::DeltaCounts counts,
+      store::WriteDelta(
+          files, staged, old_views, new_views, info,
+          {.prefix = {}, .durable = fold.durable, .loader = &new_tensors, .choice = fold.encoding},
+          lines, pool, progress, cancel));
   store::Manifest manifest{.run = fold.run,
                            .version = fold.range.to,
                            .base_version = fold.range.from,
@@ -80,10 +82,11 @@ Result<store::Manifest> WriteFoldDelta(FileSystem& files, const FoldDelta& fold,
                            .elements_changed = counts.elements_changed,
                            .full_bytes = totals.bytes,
                            .fold = store::ManifestFold{fold.base, fold.target},
-                           .tensors = std::move(counts.tensors)};
-  SYNCLINE_TRY(CheckTensors(manifest, from, to, new_views));
+                           .tensors_in_files = info.encoding == delta::Encoding::kCompact};
+  SYNCLINE_TRY(CheckTensors(counts.tensors, fold.range.to, from, to, new_views));
+  if (!manifest.tensors_in_files) manifest.tensors = std::move(counts.tensors);
   SYNCLINE_ASSIGN(manifest.files, store::ListFiles(files, staged, counts.files, pool, cancel));
-  return manifest;
+  return WrittenFold{std::move(manifest), counts.tensors_changed};
 }
 
 Status CarryOutFold(FileSystem& files, const FoldDelta& fold, const FoldEnd& from,
@@ -93,8 +96,12 @@ Status CarryOutFold(FileSystem& files, const FoldDelta& fold, const FoldEnd& fro
   SYNCLINE_ASSIGN(const store::Version version,
                   store::ReadVersionIn(files, base::ParentOf(staged),
                                        std::string(base::BaseName(staged)), fold.range.to));
-  SYNCLINE_ASSIGN(const Prepared prepared, Prepare(files, base, {&version, 1}, from.hashes,
-                                                   JournalHead{}, path, pool, progress, cancel));
+  Head held;
+  held.hashes = from.hashes;
+  const auto there = store::Arrival::Ended(files, base::ParentOf(staged), {});
+  SYNCLINE_ASSIGN(const Prepared prepared,
+                  Prepare(files, base, *there, {&version, 1}, held, VerifyBy::kHash, JournalHead{},
+                          path, pool, progress, cancel));
   if (prepared.wrong.empty()) return {};
   return Fail(Code::kChecksumMismatch,
               fmt::format("the fold does not lead from version {} to {}: wrong are {}",

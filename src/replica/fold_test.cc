@@ -14,6 +14,7 @@
 #include "base/temp_dir.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/writer.h"
+#include "objects/test_server.h"
 #include "replica/changes.h"
 #include "replica/replica.h"
 #include "replica/state.h"
@@ -117,6 +118,7 @@ class Trainer {
 
   Result<FoldReport> MakeFold(std::uint64_t from, std::uint64_t to, FoldOptions options = {},
                               FileSystem& fs = files) const {
+    if (!fold_otherwise_) options.encoding = encoding_;
     options.from = from;
     options.to = to;
     options.durable = false;
@@ -129,6 +131,9 @@ class Trainer {
     options.threads = 2;
     return Pull(fs, store(), replica(), options);
   }
+
+  // Folds have the encoding that their options say, and not that of the versions.
+  void FoldOtherwise() { fold_otherwise_ = true; }
 
   // Is the replica exactly that version, by its marker and by its bytes?
   void ExpectAt(std::uint64_t version) const {
@@ -162,7 +167,8 @@ class Trainer {
   }
   std::string FoldFile(std::uint64_t from, std::uint64_t to) const {
     return base::JoinPath(store(), store::FoldName({from, to})) +
-           "/model-00000-of-00001.safetensors";
+           (encoding_ == Encoding::kCompact ? "/delta-00000.syncline"
+                                            : "/model-00000-of-00001.safetensors");
   }
 
   std::string store() const { return dir_ / "store"; }
@@ -190,6 +196,7 @@ class Trainer {
   Bytes bytes_;
   std::vector<Bytes> versions_;
   bool based_ = false;
+  bool fold_otherwise_ = false;
   base::Progress progress_;
   std::optional<store::Publisher> publisher_;
 };
@@ -203,8 +210,14 @@ void FlipByte(const std::string& path, std::uint64_t from_end) {
   ASSERT_OK(file->WriteAt(byte, info.size - from_end));
 }
 
-TEST(FoldTest, LeadsOverVersionsAndIsUndoneAsOne) {
-  Trainer trainer;
+class FoldTest : public testing::TestWithParam<Encoding> {};
+
+INSTANTIATE_TEST_SUITE_P(Encodings, FoldTest,
+                         testing::Values(Encoding::kXor, Encoding::kOverwrite, Encoding::kCompact),
+                         [](const auto& of) { return std::string(Name(of.param)); });
+
+TEST_P(FoldTest, LeadsOverVersionsAndIsUndoneAsOne) {
+  Trainer trainer(GetParam());
   trainer.PublishUpTo(6);
   ASSERT_OK_AND_ASSIGN(const FoldReport fold, trainer.MakeFold(1, 5));
   EXPECT_EQ(fold.tensors, 5U);
@@ -237,8 +250,8 @@ TEST(FoldTest, LeadsOverVersionsAndIsUndoneAsOne) {
   trainer.ExpectAt(7);
 }
 
-TEST(FoldTest, StandsInForVersionsThatAreGone) {
-  Trainer trainer;
+TEST_P(FoldTest, StandsInForVersionsThatAreGone) {
+  Trainer trainer(GetParam());
   trainer.PublishUpTo(6);
   ASSERT_OK(trainer.MakeFold(0, 5));
   ASSERT_OK(trainer.MakeFold(2, 6));
@@ -261,9 +274,9 @@ TEST(FoldTest, StandsInForVersionsThatAreGone) {
   ASSERT_OK(Verify(files, trainer.store(), {.version = 5}));
 }
 
-TEST(FoldTest, ABadFoldIsRefusedBeforeAnythingMoves) {
+TEST_P(FoldTest, ABadFoldIsRefusedBeforeAnythingMoves) {
   for (const bool manifest : {false, true}) {
-    Trainer trainer;
+    Trainer trainer(GetParam());
     trainer.PublishUpTo(4);
     ASSERT_OK(trainer.MakeFold(1, 4));
     ASSERT_OK(trainer.PullTo(1));
@@ -289,8 +302,8 @@ TEST(FoldTest, ABadFoldIsRefusedBeforeAnythingMoves) {
 }
 
 // A fold whose files are those of its manifest, but do not make what they should.
-TEST(FoldTest, AFoldThatLeadsElsewhereIsRefused) {
-  Trainer trainer;
+TEST_P(FoldTest, AFoldThatLeadsElsewhereIsRefused) {
+  Trainer trainer(GetParam());
   trainer.PublishUpTo(4);
   ASSERT_OK(trainer.MakeFold(0, 3));
   ASSERT_OK(trainer.MakeFold(1, 4));
@@ -307,6 +320,9 @@ TEST(FoldTest, AFoldThatLeadsElsewhereIsRefused) {
   ASSERT_OK_AND_ASSIGN(manifest.files, store::ListFiles(files, folder, names, pool, nullptr));
   ASSERT_OK_AND_ASSIGN(const auto other,
                        store::ReadManifest(files, trainer.store() + "/fold_v000000_v000003"));
+  const bool in_files = GetParam() == Encoding::kCompact;  // the manifests know no hashes
+  EXPECT_EQ(manifest.tensors_in_files, in_files);
+  EXPECT_EQ(manifest.tensors.empty(), in_files);
   for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
     manifest.tensors[i].hash = other->manifest.tensors[i].hash;
   }
@@ -329,8 +345,8 @@ TEST(FoldTest, AFoldThatLeadsElsewhereIsRefused) {
   trainer.ExpectAt(4);
 }
 
-TEST(FoldTest, OfAnotherRunIsNotTaken) {
-  Trainer trainer;
+TEST_P(FoldTest, OfAnotherRunIsNotTaken) {
+  Trainer trainer(GetParam());
   trainer.PublishUpTo(4);
   ASSERT_OK(trainer.MakeFold(1, 4));
   const std::string fold = trainer.store() + "/fold_v000001_v000004";
@@ -356,8 +372,8 @@ TEST(FoldTest, OfAnotherRunIsNotTaken) {
 }
 
 // Of the same run, on the very version that is held, but to one that is not there any more.
-TEST(FoldTest, ToAVersionThatWasMadeAnewIsNotTaken) {
-  Trainer trainer;
+TEST_P(FoldTest, ToAVersionThatWasMadeAnewIsNotTaken) {
+  Trainer trainer(GetParam());
   trainer.PublishUpTo(4);
   ASSERT_OK(trainer.MakeFold(1, 4));
   trainer.GoBackTo(2);
@@ -368,8 +384,8 @@ TEST(FoldTest, ToAVersionThatWasMadeAnewIsNotTaken) {
   trainer.ExpectAt(4);
 }
 
-TEST(FoldTest, TheBaseIsProven) {
-  Trainer trainer;
+TEST_P(FoldTest, TheBaseIsProven) {
+  Trainer trainer(GetParam());
   trainer.StartAtSeed();
   trainer.PublishUpTo(5);
   EXPECT_ERROR(trainer.MakeFold(2, 5), Code::kNotFound,
@@ -404,8 +420,8 @@ TEST(FoldTest, TheBaseIsProven) {
   trainer.ExpectFolds({"fold_v000000_v000005", "fold_v000002_v000005"});
 }
 
-TEST(FoldTest, RefusesWhatMakesNoSense) {
-  Trainer trainer;
+TEST_P(FoldTest, RefusesWhatMakesNoSense) {
+  Trainer trainer(GetParam());
   trainer.PublishUpTo(3);
   EXPECT_ERROR(trainer.MakeFold(3, 1), Code::kInvalidArgument, "from version 3 to 1");
   EXPECT_ERROR(trainer.MakeFold(2, 3), Code::kInvalidArgument, "is a delta on version 2 already");
@@ -423,8 +439,8 @@ TEST(FoldTest, RefusesWhatMakesNoSense) {
   EXPECT_ERROR(trainer.MakeFold(0, 3), Code::kLocked, "another fold is at work");
 }
 
-TEST(FoldTest, ReadersWhoTrustKeysTakeSignedOnesOnly) {
-  Trainer trainer;
+TEST_P(FoldTest, ReadersWhoTrustKeysTakeSignedOnesOnly) {
+  Trainer trainer(GetParam());
   const std::string key = trainer.other("key");
   ASSERT_OK(store::WriteKeyPair(files, key));
   trainer.Open(key);
@@ -443,8 +459,8 @@ TEST(FoldTest, ReadersWhoTrustKeysTakeSignedOnesOnly) {
 }
 
 // Each operation fails once: the store is then as it was, or the fold stands and that is told.
-TEST(FoldTest, AFailureAnywhereLeavesNothingHalfMade) {
-  Trainer trainer;
+TEST_P(FoldTest, AFailureAnywhereLeavesNothingHalfMade) {
+  Trainer trainer(GetParam());
   trainer.PublishUpTo(3);
   const std::string folder = trainer.store() + "/fold_v000001_v000003";
   std::size_t failures = 0;
@@ -482,8 +498,8 @@ TEST(FoldTest, AFailureAnywhereLeavesNothingHalfMade) {
 }
 
 // Reading a fold fails at each operation: the reader ends at the old or the new version.
-TEST(FoldTest, AFailureWhileAFoldIsReadLeavesOneVersionWhole) {
-  Trainer trainer;
+TEST_P(FoldTest, AFailureWhileAFoldIsReadLeavesOneVersionWhole) {
+  Trainer trainer(GetParam());
   trainer.PublishUpTo(4);
   ASSERT_OK(trainer.MakeFold(1, 4));
   ASSERT_OK(trainer.PullTo(1));
@@ -509,11 +525,68 @@ TEST(FoldTest, AFailureWhileAFoldIsReadLeavesOneVersionWhole) {
   EXPECT_GT(failures, 10U);
 }
 
+// Behind a server, and before a delta that is right: whatever is wrong with the fold, and when that
+// is found.
+TEST_P(FoldTest, ABadFoldThatIsFetchedIsLeftAlone) {
+  Trainer trainer(GetParam());
+  trainer.PublishUpTo(5);
+  ASSERT_OK(trainer.MakeFold(1, 4));
+  const objects::TestServer server(objects::ServeDirectory(trainer.store()));
+  const std::string fold = trainer.FoldFile(1, 4);
+  ASSERT_OK_AND_ASSIGN(const std::string right, base::ReadText(files, fold, 1 << 20));
+  ASSERT_OK(trainer.PullTo(1));
+  const auto pull = [&] {
+    return Pull(files, server.url(), trainer.replica(), {.version = 5, .threads = 2});
+  };
+  std::vector<std::optional<std::string>> wrong = {std::nullopt, right.substr(1), right + "x"};
+  for (const std::size_t at :
+       {std::size_t{0}, std::size_t{9}, right.size() / 2, right.size() - 1}) {
+    wrong.emplace_back(right)->at(at) ^= 4;
+  }
+  for (const auto& text : wrong) {
+    if (text) {
+      ASSERT_OK(base::WriteTextAtomically(files, fold, *text, false));
+    } else {
+      ASSERT_OK(files.Remove(fold));
+    }
+    ASSERT_OK_AND_ASSIGN(const PullReport report, pull());
+    EXPECT_THAT(report.applied, ElementsAre(2, 3, 4, 5));
+    trainer.ExpectAt(5);
+    ASSERT_OK(Undo(files, trainer.replica(), {}));
+    // The same without a server.
+    ASSERT_OK_AND_ASSIGN(const PullReport local, trainer.PullTo(5));
+    EXPECT_THAT(local.applied, ElementsAre(2, 3, 4, 5));
+    ASSERT_OK(Undo(files, trainer.replica(), {}));
+    trainer.ExpectAt(1);
+  }
+  ASSERT_OK(base::WriteTextAtomically(files, fold, right, false));
+  ASSERT_OK_AND_ASSIGN(const PullReport report, pull());
+  EXPECT_THAT(report.applied, ElementsAre(4, 5));
+  trainer.ExpectAt(5);
+}
+
+// A fold without digests, where the versions have them.
+TEST(FoldsTest, AFoldThatCannotBeVerifiedAsAskedIsLeftAlone) {
+  Trainer trainer(Encoding::kCompact);
+  trainer.FoldOtherwise();
+  trainer.PublishUpTo(4);
+  ASSERT_OK(trainer.MakeFold(1, 4, {.encoding = Encoding::kXor}));
+  ASSERT_OK(trainer.PullTo(1));
+  ASSERT_OK_AND_ASSIGN(const PullReport plain, trainer.PullTo(4, {.verify = VerifyBy::kChained}));
+  EXPECT_THAT(plain.applied, ElementsAre(2, 3, 4));
+  ASSERT_OK(Undo(files, trainer.replica(), {}));
+  ASSERT_OK(files.RemoveAll(trainer.store() + "/fold_v000001_v000004"));
+  ASSERT_OK(trainer.MakeFold(1, 4, {.encoding = Encoding::kCompact}));
+  ASSERT_OK_AND_ASSIGN(const PullReport folded, trainer.PullTo(4, {.verify = VerifyBy::kChained}));
+  EXPECT_THAT(folded.applied, ElementsAre(4));
+  trainer.ExpectAt(4);
+}
+
 // Whatever folds there are, a reader comes to what one delta after the other makes.
 RC_GTEST_PROP(FoldProperty, LeadsWhereTheDeltasLead, ()) {
-  const bool xor_encoding = *rc::gen::arbitrary<bool>();
-  Trainer trainer(xor_encoding ? Encoding::kXor : Encoding::kOverwrite,
-                  *rc::gen::inRange(0U, 1000U));
+  const auto encoding = rc::gen::element(Encoding::kXor, Encoding::kOverwrite, Encoding::kCompact);
+  Trainer trainer(*encoding, *rc::gen::inRange(0U, 1000U));
+  trainer.FoldOtherwise();
   const bool seeded = *rc::gen::arbitrary<bool>();
   if (seeded) trainer.StartAtSeed();
   const auto last = *rc::gen::inRange<std::uint64_t>(4, 10);
@@ -539,10 +612,7 @@ RC_GTEST_PROP(FoldProperty, LeadsWhereTheDeltasLead, ()) {
                      {.version = from, .seed = trainer.seed(), .threads = 1})
                     .has_value());
     }
-    const auto made = trainer.MakeFold(
-        from, to,
-        {.base = base,
-         .encoding = *rc::gen::arbitrary<bool>() ? Encoding::kXor : Encoding::kOverwrite});
+    const auto made = trainer.MakeFold(from, to, {.base = base, .encoding = *encoding});
     RC_CLASSIFY(made.has_value(), "a fold");
     const bool fine = made || made.error().code == Code::kAlreadyExists ||
                       made.error().code == Code::kInvalidArgument;

@@ -220,7 +220,8 @@ class Search {
     return {};
   }
 
-  // Do a fold and the version that it makes say the same of the tensors that both name?
+  // Do a fold and the version that it makes say the same of the tensors that both name? Manifests of
+  // compact deltas name none.
   static bool Agree(const Described& fold, const Described& version) {
     const store::Manifest& a = fold.manifest->manifest;
     const store::Manifest& b = version.manifest->manifest;

@@ -1,9 +1,12 @@
 // 1. Tensors that a delta's reader takes one after the other, in any delta of the chain, belong to
 //    one task; most tasks are a tensor, or a few small ones.
 // 2. Tasks run in parallel, the largest first. Each goes through its tensors by name, block by block:
-//    read the replica's bytes, let one delta after the other change them, hash the result, and put
-//    what changed into the journal. So each byte is read once, and nothing larger than the frames of
-//    the tensors at hand is held.
+//    read the replica's bytes, let one delta after the other change them, check the result
+//    (tensor_check.h), and put what changed into the journal. So each byte is read once, and
+//    nothing larger than the frames of the tensors at hand is held. Reads of deltas wait for what
+//    is still on its way.
+// 3. A committed journal may be carried out by whoever finds it, so it is committed when every file
+//    of the deltas has been proven, and not before.
 #include "replica/prepare.h"
 
 #include <fmt/format.h>
@@ -17,6 +20,7 @@
 #include "base/pool.h"
 #include "replica/chain_tasks.h"
 #include "replica/hash_tensors.h"
+#include "replica/tensor_check.h"
 #include "store/delta_reader.h"
 
 namespace syncline::replica {
@@ -36,15 +40,22 @@ constexpr std::size_t kReadBytes = 4 * delta::kBlockBytes;
 
 class Preparer {
  public:
-  Preparer(FileSystem& files, const Checkpoint& checkpoint, std::span<const Version> chain,
-           std::string path)
-      : files_(files), checkpoint_(checkpoint), chain_(chain), path_(std::move(path)) {}
+  Preparer(FileSystem& files, const Checkpoint& checkpoint, const store::Arrival& arrival,
+           std::span<const Version> chain, const Head& held, VerifyBy verify, std::string path)
+      : files_(files),
+        checkpoint_(checkpoint),
+        arrival_(arrival),
+        chain_(chain),
+        held_(held),
+        verify_(verify),
+        path_(std::move(path)) {}
 
-  Status Open(const std::map<std::string, TensorHash, std::less<>>& hashes, JournalHead& head) {
+  Status Open(JournalHead& head) {
+    SYNCLINE_TRY(CheckDigests(verify_, chain_));
     for (const Version& version : chain_) {
       SYNCLINE_ASSIGN(
           auto reader,
-          store::DeltaReader::Open(files_, version,
+          store::DeltaReader::Open(arrival_.files(), version,
                                    {&files_, fmt::format("{}.frame-{}", path_, version.number)}));
       prepared_.bytes_read += reader->bytes();
       readers_.push_back(std::move(reader));
@@ -64,15 +75,16 @@ class Preparer {
       }
       targets_.push_back(target);
       total_bytes_ += target->bytes;
-      const auto before = hashes.find(tensor.name);
+      const auto before = held_.hashes.find(tensor.name);
       const ChainPart& last = tensor.parts.back();
-      head.tensors.push_back({.name = tensor.name,
-                              .file = checkpoint_.files()[target->file].name,
-                              .offset = target->offset,
-                              .bytes = target->bytes,
-                              .before = before == hashes.end() ? TensorHash() : before->second,
-                              .after = {chain_[last.delta].delta->checksum,
-                                        chain_[last.delta].tensors[last.tensor].hash}});
+      head.tensors.push_back(
+          {.name = tensor.name,
+           .file = checkpoint_.files()[target->file].name,
+           .offset = target->offset,
+           .bytes = target->bytes,
+           .before = before == held_.hashes.end() ? TensorHash() : before->second,
+           .after = {chain_[last.delta].delta->checksum,
+                     chain_[last.delta].tensors[last.tensor].hash}});
       prepared_.changed.push_back({.name = tensor.name});
     }
     SYNCLINE_ASSIGN(journal_, JournalWriter::Create(files_, path_, head));
@@ -108,6 +120,7 @@ class Preparer {
     std::ranges::sort(prepared_.wrong);
     std::ranges::sort(prepared_.damaged);
     if (prepared_.wrong.empty()) {
+      SYNCLINE_TRY(arrival_.Wait());
       SYNCLINE_ASSIGN(prepared_.journal_bytes, journal_->Commit());
     }
     return std::move(prepared_);
@@ -121,7 +134,7 @@ class Preparer {
       return store::DeltaReader::Target{targets_[i]->bytes, targets_[i]->dtype};
     }));
     const std::uint64_t element_bytes = std::max<std::uint64_t>(Bits(target.dtype) / 8, 1);
-    const auto hasher = tensor::MakeHasher(tensor.after.kind);
+    TensorCheck check = MakeCheck(index, tensor);
     const base::Pool<base::Buffer>::Lease image_buffer(images_);
     const base::Pool<std::vector<std::byte>>::Lease records(records_);
     records->clear();
@@ -130,12 +143,14 @@ class Preparer {
           image_buffer->Get(kReadBytes)
               .first(std::min<std::uint64_t>(kReadBytes, target.bytes - at));
       SYNCLINE_TRY(base::ReadExactly(*weights_[target.file], image, target.offset + at));
+      check.Old(image, at);
       for (std::size_t done = 0; done < image.size(); done += delta::kBlockBytes) {
         const auto part =
             image.subspan(done, std::min<std::size_t>(delta::kBlockBytes, image.size() - done));
         SYNCLINE_ASSIGN(delta::BlockPatch * block, patches.Next(part));
+        const std::size_t start = records->size();
         prepared_.changed[index].elements += block->Apply(part, at + done, element_bytes, *records);
-        hasher->Update(part);
+        check.New(part, at + done, base::ByteSpan(*records).subspan(start));
       }
       if (records->size() >= kSegmentBytes) {
         SYNCLINE_TRY(journal_->Append(static_cast<std::uint32_t>(index), *records));
@@ -145,11 +160,23 @@ class Preparer {
     }
     SYNCLINE_TRY(patches.Finish());
     SYNCLINE_TRY(journal_->Append(static_cast<std::uint32_t>(index), *records));
-    return hasher->Hex() == tensor.after.hex ? Status() : NoteWrong(tensor, *weights_[target.file]);
+    const std::optional<std::string> mismatch = check.Mismatch();
+    return mismatch ? NoteWrong(tensor, *mismatch, *weights_[target.file]) : Status();
+  }
+
+  TensorCheck MakeCheck(std::size_t index, const JournalTensor& tensor) const {
+    const ChainPart& last = tasks_.tensors[index].parts.back();
+    const auto before = held_.digests.find(tensor.name);
+    return {verify_,
+            {.hash = tensor.after,
+             .digest = chain_[last.delta].tensors[last.tensor].digest,
+             .digest_before =
+                 before == held_.digests.end() ? std::nullopt : std::optional(before->second)},
+            targets_[index]->dtype};
   }
 
   // Whose fault is it? The delta's, if the replica's bytes are those that it believes to hold.
-  Status NoteWrong(const JournalTensor& tensor, base::File& file) {
+  Status NoteWrong(const JournalTensor& tensor, const std::string& mismatch, base::File& file) {
     bool damaged = false;
     if (!tensor.before.hex.empty()) {
       SYNCLINE_ASSIGN(const std::string now,
@@ -157,14 +184,17 @@ class Preparer {
       damaged = now != tensor.before.hex;
     }
     const std::scoped_lock lock(mutex_);
-    prepared_.wrong.push_back(tensor.name);
+    prepared_.wrong.push_back(fmt::format("{} ({})", tensor.name, mismatch));
     if (damaged) prepared_.damaged.push_back(tensor.name);
     return {};
   }
 
   FileSystem& files_;
   const Checkpoint& checkpoint_;
+  const store::Arrival& arrival_;
   std::span<const Version> chain_;
+  const Head& held_;
+  VerifyBy verify_;
   std::string path_;
   std::unique_ptr<JournalWriter> journal_;
   base::Pool<base::Buffer> images_;
@@ -181,12 +211,12 @@ class Preparer {
 }  // namespace
 
 Result<Prepared> Prepare(FileSystem& files, const Checkpoint& checkpoint,
-                         std::span<const Version> chain,
-                         const std::map<std::string, TensorHash, std::less<>>& hashes,
-                         JournalHead head, const std::string& path, base::ThreadPool& pool,
-                         base::Progress& progress, const base::CancelToken* cancel) {
-  Preparer preparer(files, checkpoint, chain, path);
-  SYNCLINE_TRY(preparer.Open(hashes, head));
+                         const store::Arrival& arrival, std::span<const Version> chain,
+                         const Head& held, VerifyBy verify, JournalHead head,
+                         const std::string& path, base::ThreadPool& pool, base::Progress& progress,
+                         const base::CancelToken* cancel) {
+  Preparer preparer(files, checkpoint, arrival, chain, held, verify, path);
+  SYNCLINE_TRY(preparer.Open(head));
   return preparer.Run(head, pool, progress, cancel);
 }
 

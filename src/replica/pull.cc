@@ -1,13 +1,21 @@
 // 1. Choose the target; take the lock; choose again, if it is the newest one that is wanted.
 // 2. Recover (recover.h), and repair what is damaged.
 // 3. Plan (plan.h), from manifests and indexes alone. Nothing has been changed up to here.
-// 4. Bring: every file of every version in the plan is fetched and checked, and all deltas' headers
-//    are read.
+// 4. Bring: all deltas of the plan set out at once (store/arrival.h), and their headers are read as
+//    they come. A plan that starts elsewhere than at what is held waits for them, and then brings
+//    its start.
 // 5. Carry: seed, if the plan says so; apply the deltas, as one transaction where their frames are
 //    small (apply.cc), and if that fails one by one, so that those before a bad one are applied.
-//    A fold that turns out to be bad is left alone, and another way planned from where the replica
-//    is. The journals of the pull before serve undo until now; before the first byte moves its data
-//    is synced (that runs beside step 5's reading), and they go.
+//    They are decoded while they arrive. The journals of the pull before serve undo until now;
+//    before the first byte moves its data is synced (that runs beside step 5's reading), and they
+//    go.
+// A fold that turns out to be bad, in 4 or before 5 has moved anything, is left alone: it goes on
+// at 3, from where the replica is, without it.
+//
+// Invariant: nothing of the replica changes before every file of the plan was there as a whole,
+// with the size and SHA-256 of its manifest. So whatever goes wrong while something still arrives,
+// and may come of wrong bytes, is judged when the end of the arrival is known: if that is an error,
+// it is the pull's (or the fold's); otherwise the work is done once more, from proven bytes.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -22,11 +30,13 @@
 #include "replica/apply.h"
 #include "replica/install.h"
 #include "replica/journals.h"
+#include "replica/overlapping_progress.h"
 #include "replica/plan.h"
 #include "replica/recover.h"
 #include "replica/repair.h"
 #include "replica/replica.h"
 #include "replica/seed.h"
+#include "replica/tensor_check.h"
 #include "replica/undo.h"
 #include "store/retention.h"
 #include "store/version.h"
@@ -43,6 +53,11 @@ using checkpoint::Checkpoint;
 using store::Version;
 
 constexpr std::uint64_t kMaxFoldedFrameBytes = 64 << 20;
+
+// May reading something else than what was published lead to this?
+bool MayComeOfWrongBytes(Code code) {
+  return code != Code::kIo && code != Code::kNoSpace && code != Code::kCancelled;
+}
 
 // The last pull's journals and files, while the next one begins: gone once it may change something.
 class LastPull {
@@ -185,30 +200,33 @@ class Puller {
       held_ = std::nullopt;
       return Advance(target);
     }
-    const auto lease = TakeLease(plan);
-    const store::Described* bringing = nullptr;
-    const auto brought = Bring(plan, bringing);
-    if (!brought && bringing != nullptr && IsOfFold(*bringing, brought.error())) {
-      return TakeAnotherWay(*bringing, brought.error(), target);
+    for (const store::Described& delta : plan.deltas) {
+      const Status digests = CheckDigests(options_.verify, {&delta, 1});
+      if (!digests) return GoOnWithout(&delta, digests.error(), target);
     }
-    if (!brought) return std::unexpected(brought.error());
-    const std::vector<Version>& deltas = *brought;
+    const auto lease = TakeLease(plan);
+    arrival_.reset();  // of a plan that was given up; it has the same place
+    const store::Described* reading = nullptr;
+    auto brought = Bring(plan, reading);
+    if (!brought) return GoOnWithout(BadDelta(plan.deltas, reading), brought.error(), target);
+    std::vector<Version>& deltas = *brought;
     SYNCLINE_ASSIGN(last_, LastPull::Open(state_));
     if (plan.kind != Plan::Start::kHeld) SYNCLINE_TRY(Reseed(plan));
-    std::span<const Version> chain = deltas;
+    std::span<Version> chain = deltas;
     std::span<const store::Described> described = plan.deltas;
     while (!chain.empty()) {
       std::size_t count = FoldCount(chain);
       auto applied = Apply(chain.first(count), described.first(count));
-      // Which one is it? Those before it can be applied.
-      if (!applied && count > 1 && applied.error().code != Code::kCancelled) {
+      // Which one is it? Those before it can be applied, unless not all has come.
+      if (!applied && count > 1 && applied.error().code != Code::kCancelled && arrival_->Wait()) {
         count = 1;
         applied = Apply(chain.first(count), described.first(count));
       }
-      if (!applied && IsOfFold(described.front(), applied.error())) {
-        return TakeAnotherWay(described.front(), applied.error(), target);
+      if (!applied && touched_) return std::unexpected(std::move(applied).error());
+      if (!applied) {
+        const store::Described* one = count == 1 ? &described.front() : nullptr;
+        return GoOnWithout(BadDelta(plan.deltas, one), applied.error(), target);
       }
-      if (!applied) return std::unexpected(std::move(applied).error());
       // What was held is damaged beyond healing, so another start is needed; once.
       if (!*applied) return Advance(target);
       SYNCLINE_TRY(LimitJournals());
@@ -218,9 +236,20 @@ class Puller {
     return {};
   }
 
-  // Is it a fold, and the error one that says that its files are not as they must be?
-  static bool IsOfFold(const store::Described& delta, const base::Error& error) {
-    switch (error.code) {
+  // Which delta of the plan is to blame for an error: the one whose files did not arrive as they
+  // must, else `reading`. Null: none that is known.
+  const store::Described* BadDelta(std::span<const store::Described> deltas,
+                                   const store::Described* reading) const {
+    if (arrival_ == nullptr || !arrival_->ended() || arrival_->Wait()) return reading;
+    const auto failed = arrival_->failed_version();
+    if (!failed) return nullptr;
+    const auto found = std::ranges::find(deltas, *failed, &store::Described::number);
+    return found == deltas.end() ? nullptr : &*found;
+  }
+
+  // May an error say that a delta is not what it must be?
+  static bool IsOfBadFiles(Code code) {
+    switch (code) {
       case Code::kInvalidArgument:
       case Code::kNotFound:
       case Code::kCorrupt:
@@ -228,22 +257,41 @@ class Puller {
       case Code::kIncompatible:
       case Code::kOutOfOrder:
       case Code::kLimitExceeded:
-        return delta.is_fold();
+        return true;
       default:
         return false;
     }
   }
 
-  Status TakeAnotherWay(const store::Described& fold, const base::Error& error,
-                        std::uint64_t target) {
+  // `bad` (may be null) is to blame for an error, and nothing has moved since. If it is a fold,
+  // there may be another way to the target.
+  Status GoOnWithout(const store::Described* bad, const base::Error& error, std::uint64_t target) {
+    if (bad == nullptr || !bad->is_fold() || !IsOfBadFiles(error.code)) {
+      return std::unexpected(error);
+    }
+    const std::string fold = bad->folder;
     base::Log(base::LogLevel::kWarning,
-              fmt::format("{} of {} is of no use, and another way is looked for: {}", fold.folder,
+              fmt::format("{} of {} is of no use, and another way is looked for: {}", fold,
                           source_->url(), error.message));
-    folds_.without.insert(fold.folder);
+    folds_.without.insert(fold);
     Status other = Advance(target);
     if (other || other.error().code == Code::kCancelled) return other;
-    return Fail(error.code, fmt::format("{}; without {}: {}", error.message, fold.folder,
-                                        other.error().message));
+    return Fail(error.code,
+                fmt::format("{}; without {}: {}", error.message, fold, other.error().message));
+  }
+
+  // What attempt() does with what arrives, by the invariant above.
+  template <typename Attempt>
+  auto WhileArriving(const Attempt& attempt) -> decltype(attempt()) {
+    const bool proven = arrival_->ended();
+    if (proven) SYNCLINE_TRY(arrival_->Wait());
+    auto result = attempt();
+    if (result || proven || touched_) return result;
+    // A read that fails because the fetch has failed is not the first to know.
+    if (!arrival_->ended() && !MayComeOfWrongBytes(result.error().code)) return result;
+    SYNCLINE_TRY(arrival_->Wait());
+    if (!MayComeOfWrongBytes(result.error().code)) return result;
+    return attempt();
   }
 
   // How many of the next deltas are applied as one: as long as their frames, of which each thread
@@ -297,8 +345,8 @@ class Puller {
     return journals.RemoveOthers(line);
   }
 
-  // Has nobody written over the full version that is held, in the store? Where a manifest vouches for
-  // its bytes that is damage; where nothing does, it is another version now.
+  // Has nobody written over the full version that is held, in the store? Where a manifest vouches
+  // for its bytes that is damage; where nothing does, it is another version now.
   Result<bool> IsUnchanged(std::uint64_t target) {
     if (held_->stamp.empty()) return true;
     SYNCLINE_ASSIGN(const store::Described version, source_->Describe(target));
@@ -348,7 +396,7 @@ class Puller {
     };
     if (!version.delta) return changed("it was a delta");
     if (version.delta->base_version != described.delta->base_version) return changed("its base");
-    if (!described.manifest) return {};
+    if (!described.manifest || described.manifest->manifest.tensors_in_files) return {};
     const std::vector<store::ManifestTensor>& expected = described.manifest->manifest.tensors;
     if (version.tensors.size() != expected.size()) {
       return changed(
@@ -362,21 +410,29 @@ class Puller {
     return {};
   }
 
-  // Step 4. After an error `bringing` is the delta that it is of; null: the start.
-  Result<std::vector<Version>> Bring(const Plan& plan, const store::Described*& bringing) {
+  Result<Version> ReadDelta(const store::Described& described) const {
+    SYNCLINE_ASSIGN(Version version, store::ReadVersionIn(arrival_->files(), arrival_->path(),
+                                                          described.folder, described.number));
+    SYNCLINE_TRY(CheckDelta(version, described));
+    return version;
+  }
+
+  // Step 4. After an error `reading` is the delta whose headers were read; null: none.
+  Result<std::vector<Version>> Bring(const Plan& plan, const store::Described*& reading) {
     const std::string spool = state_.Path("fetch");
+    touched_ = false;
+    shown_ = std::make_unique<OverlappingProgress>(progress_);
+    SYNCLINE_ASSIGN(arrival_, source_->StartBringing(plan.deltas, spool, pool_, shown_->first()));
+    if (source_->is_directory()) shown_->EndFirst();
+    if (plan.kind != Plan::Start::kHeld) SYNCLINE_TRY(arrival_->Wait());
     std::vector<Version> deltas;
     for (const store::Described& described : plan.deltas) {
-      bringing = &described;
-      SYNCLINE_TRY(source_->Bring(described, store::Part::kVersion, spool, pool_, progress_));
-      SYNCLINE_ASSIGN(
-          Version version,
-          store::ReadVersionIn(files_, source_->is_directory() ? source_->path() : spool,
-                               described.folder, described.number));
-      SYNCLINE_TRY(CheckDelta(version, described));
+      reading = &described;
+      SYNCLINE_ASSIGN(Version version, WhileArriving([&] { return ReadDelta(described); }));
+      SYNCLINE_TRY(CheckDigests(options_.verify, {&version, 1}));
       deltas.push_back(std::move(version));
     }
-    bringing = nullptr;
+    reading = nullptr;
     if (plan.kind == Plan::Start::kHeld) return deltas;
     // The start is read now, so that a bad one is known before anything changes.
     start_directory_ = plan.seed;
@@ -423,13 +479,17 @@ class Puller {
   }
 
   // False: what is held was damaged, and had to be given up.
-  Result<bool> Apply(std::span<const Version> chain, std::span<const store::Described> described) {
+  Result<bool> Apply(std::span<Version> chain, std::span<const store::Described> described) {
     const store::Described& last = described.back();
     const HeldVersion to{.run = last.manifest ? last.manifest->manifest.run : held_->held.run,
                          .identity = last.identity};
     held_->source = source_->url();
     held_->seed = seed_;
+    touched_ = false;
+    std::optional<Checkpoint> checkpoint;
     const auto before_writing = [&]() -> Status {
+      touched_ = true;
+      SYNCLINE_TRY(Unshare(state_, *checkpoint));
       SYNCLINE_TRY(Keep());
       if (last_ == nullptr) return {};
       SYNCLINE_TRY(last_->Forget());
@@ -437,18 +497,25 @@ class Puller {
       return {};
     };
     for (int attempt = 0; true; ++attempt) {
-      SYNCLINE_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(files_, state_.directory()));
-      SYNCLINE_TRY(Unshare(state_, checkpoint));
-      SYNCLINE_ASSIGN(ApplyCounts counts,
-                      ApplyChain(state_, checkpoint, chain, to, *held_, before_writing, pool_,
-                                 progress_, options_.cancel));
+      SYNCLINE_ASSIGN(checkpoint, Checkpoint::Open(files_, state_.directory()));
+      bool again = false;
+      const auto apply = [&]() -> Result<ApplyCounts> {
+        // What stands where in the files is known from wrong bytes, too.
+        for (std::size_t i = 0; again && i < chain.size(); ++i) {
+          SYNCLINE_ASSIGN(chain[i], ReadDelta(described[i]));
+        }
+        again = true;
+        return ApplyChain(state_, *checkpoint, *arrival_, chain, to, *held_, options_.verify,
+                          before_writing, pool_, shown_->second(), options_.cancel);
+      };
+      SYNCLINE_ASSIGN(ApplyCounts counts, WhileArriving(apply));
       if (counts.damaged.empty()) {
         for (const Version& version : chain) report_.applied.push_back(version.number);
         report_.tensors_changed += counts.tensors_changed;
         report_.elements_changed += counts.elements_changed;
         report_.bytes_read += counts.bytes_read;
         journal_bytes_ += counts.journal_bytes;
-        replica_bytes_ = checkpoint.total_bytes();
+        replica_bytes_ = checkpoint->total_bytes();
         return true;
       }
       const std::string names = fmt::format("{}", fmt::join(counts.damaged, ", "));
@@ -460,6 +527,7 @@ class Puller {
                     fmt::format("{}: {} is damaged again: is the disk failing?", state_.directory(),
                                 names));
       }
+      SYNCLINE_TRY(arrival_->Wait());
       SYNCLINE_TRY(Heal({.tensors = std::move(counts.damaged)}));
       if (!held_) return false;
     }
@@ -481,6 +549,9 @@ class Puller {
   std::uint64_t journal_bytes_ = 0;  // of this pull's journals
   std::uint64_t replica_bytes_ = 0;
   PullReport report_;
+  bool touched_ = false;                        // the replica, by the last apply
+  std::unique_ptr<OverlappingProgress> shown_;  // of what arrives, and of applying it
+  std::unique_ptr<store::Arrival> arrival_;     // of the plan's deltas; uses all of the above
 };
 
 }  // namespace

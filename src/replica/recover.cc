@@ -147,7 +147,7 @@ class Recovery {
       held_.head->held = journal.to;
       held_.head->stamp.clear();
       for (const JournalTensor& tensor : journal.tensors) {
-        held_.head->hashes.insert_or_assign(tensor.name, tensor.after);
+        held_.head->SetTensor(tensor.name, tensor.after, std::nullopt);
       }
     }
     SYNCLINE_TRY(CheckAll());

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/cancel.h"
@@ -19,12 +20,29 @@
 
 namespace syncline::replica {
 
+// How a pull finds out that a delta makes of a tensor what was published. What was there before,
+// and was wrong in a place that the delta leaves alone, is found by kHash and kFull.
+enum class VerifyBy : std::uint8_t {
+  kHash,  // the content hash of the whole new tensor
+  // The additive digest (tensor/digest.h) of the old tensor, and what the changes add to it: it
+  // says that what changed is what was published to change, and costs no look at anything else.
+  kChained,
+  kFull,  // the additive digest of the whole new tensor
+};
+// "hash", "chained" or "full".
+std::optional<VerifyBy> FindVerifyBy(std::string_view name);
+std::string_view Name(VerifyBy by);
+
 struct PullOptions {
   std::optional<std::uint64_t> version;  // nothing: the newest one
   // Checkpoint that is version 0; empty: the one that an earlier pull was given, or version 0 must
   // be in the store.
   std::string seed;
-  std::size_t threads = 0;  // 0: one for each processor
+  // But for kHash all deltas on the way must carry digests; else it is kIncompatible, before
+  // anything is fetched where their encoding tells. Full versions are compared with their hashes.
+  VerifyBy verify = VerifyBy::kHash;
+  // That work, and as many more that fetch; 0: one for each processor.
+  std::size_t threads = 0;
   base::Progress* progress = nullptr;
   const base::CancelToken* cancel = nullptr;
   store::SourceOptions source;  // its `cancel` is set by the call
@@ -52,8 +70,9 @@ struct PullReport {
 // What happens: nothing, if it is there already, of the same run. Else the deltas that lead from the
 // version it holds to the target, in order; or, where that chain is broken, by a full version or
 // another run, or where it is dearer, or nothing whole is held, the nearest full version, full copy
-// or the seed, and the deltas after it. All versions needed are read, fetched and checked first:
-// kNotFound names those that are missing. Target 0 sets the replica back to the seed or version 0
+// or the seed, and the deltas after it. Deltas are decoded while they are fetched and checked, but
+// nothing changes before all versions needed are there and right; kNotFound names those that are
+// missing. Target 0 sets the replica back to the seed or version 0
 // of the store; any other older target is reached if the last pull's deltas can be taken back that
 // far, else it is kOutOfOrder. Tensors that turn out to be damaged are healed from the store.
 //

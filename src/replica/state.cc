@@ -36,6 +36,19 @@ std::optional<std::string> ParseText(const Json& json, std::string_view key) {
   return *value->string();
 }
 
+// Null: none is known. False: `json` is something else.
+bool ParseDigests(const Json* json, Head& head) {
+  if (json == nullptr) return true;
+  if (json->object() == nullptr) return false;
+  for (const auto& [name, value] : *json->object()) {
+    if (value.string() == nullptr) return false;
+    const auto digest = tensor::Digest::Parse(*value.string());
+    if (!digest) return false;
+    head.digests.emplace(name, *digest);
+  }
+  return true;
+}
+
 std::optional<Head> ParseHead(std::string_view text) {
   const auto body = CheckedBody("head", text);
   if (!body) return std::nullopt;
@@ -70,6 +83,7 @@ std::optional<Head> ParseHead(std::string_view text) {
     if (!hash) return std::nullopt;
     head.hashes.emplace(name, *hash);
   }
+  if (!ParseDigests(json->Find("digests"), head)) return std::nullopt;
   for (const auto& [name, value] : *rests->object()) {
     auto path = UnescapePath(name);
     if (value.string() == nullptr || !path || !base::IsInsidePath(*path)) return std::nullopt;
@@ -79,6 +93,16 @@ std::optional<Head> ParseHead(std::string_view text) {
 }
 
 }  // namespace
+
+void Head::SetTensor(const std::string& name, TensorHash hash,
+                     std::optional<tensor::Digest> digest) {
+  hashes.insert_or_assign(name, std::move(hash));
+  if (digest) {
+    digests.insert_or_assign(name, *digest);
+  } else {
+    digests.erase(name);
+  }
+}
 
 std::string DrawToken() { return base::RandomHex(16); }
 
@@ -172,8 +196,10 @@ Result<std::optional<Head>> ReplicaState::ReadHeadFile(const std::string& path) 
 
 Status ReplicaState::WriteHeadFile(const std::string& path, const Head& head) const {
   Json::Object hashes;
+  Json::Object digests;
   Json::Object rests;
   for (const auto& [name, hash] : head.hashes) hashes.emplace_back(name, HashText(hash));
+  for (const auto& [name, digest] : head.digests) digests.emplace_back(name, digest.Hex());
   for (const auto& [name, hash] : head.rests) rests.emplace_back(EscapePath(name), hash);
   const Json json(Json::Object{{"format", kFormat},
                                {"held", HeldJson(head.held)},
@@ -182,6 +208,7 @@ Status ReplicaState::WriteHeadFile(const std::string& path, const Head& head) co
                                {"seed", EscapePath(head.seed)},
                                {"stamp", head.stamp},
                                {"hashes", std::move(hashes)},
+                               {"digests", std::move(digests)},
                                {"rests", std::move(rests)}});
   return base::WriteTextAtomically(files_, path, CheckedText("head", ToText(json)), true);
 }

@@ -12,6 +12,7 @@
 #include "base/cancel.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "tensor/digest.h"
 #include "tensor/hash.h"
 
 namespace syncline::replica {
@@ -43,8 +44,13 @@ struct Head {
   std::string seed;
   std::string stamp;  // of the full version that is held (store/source.h); empty: it is none
   std::map<std::string, TensorHash, std::less<>> hashes;  // of every tensor
+  // Of the tensors whose digest is known, because the delta that last changed them carried it.
+  std::map<std::string, tensor::Digest, std::less<>> digests;
   // xxh3-128 of what no tensor covers, of every file: a weight file's header, all of another file.
   std::map<std::string, std::string, std::less<>> rests;
+
+  // Tensor `name` has changed to what these stand for.
+  void SetTensor(const std::string& name, TensorHash hash, std::optional<tensor::Digest> digest);
 };
 
 struct Marker {

@@ -36,7 +36,7 @@ Head HeadBefore(const ReplicaState& state, const JournalHead& journal, const Hea
   before.boot_id = state.boot_id();
   before.stamp.clear();
   for (const JournalTensor& tensor : journal.tensors) {
-    before.hashes.insert_or_assign(tensor.name, tensor.before);
+    before.SetTensor(tensor.name, tensor.before, std::nullopt);
   }
   return before;
 }

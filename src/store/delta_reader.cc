@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "store/compact_reader.h"
+
 namespace syncline::store {
 namespace {
 
@@ -119,6 +121,8 @@ class FrameReader final : public DeltaReader {
 
 Result<std::unique_ptr<DeltaReader>> DeltaReader::Open(FileSystem& files, const Version& version,
                                                        Aside aside) {
+  if (version.delta->encoding == delta::Encoding::kCompact)
+    return OpenCompactReader(files, version);
   auto reader = std::make_unique<FrameReader>(version, std::move(aside));
   SYNCLINE_TRY(reader->Open(files));
   return reader;

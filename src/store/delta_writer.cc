@@ -15,6 +15,7 @@
 #include "checkpoint/safetensors.h"
 #include "delta/overwrite_encoder.h"
 #include "delta/xor_encoder.h"
+#include "store/compact_writer.h"
 
 namespace syncline::store {
 namespace {
@@ -32,6 +33,16 @@ constexpr std::uint64_t kPartBytes = 8 * delta::kXorPieceBytes;
 constexpr std::uint64_t kFileBytes = 64 << 20;
 constexpr std::uint64_t kHeaderReserve = 64;  // for punctuation and padding
 static_assert(kPartBytes % delta::kXorPieceBytes == 0);
+
+Status WriteDeltaIndex(FileSystem& files, const std::string& directory, const DeltaInfo& info,
+                       bool durable, DeltaCounts& counts) {
+  checkpoint::Index index{.metadata = DeltaMetadata(info)};
+  index.weight_map = counts.weight_map;
+  SYNCLINE_ASSIGN(const std::string text, BoundedIndexText(std::move(index)));
+  counts.files.emplace_back(checkpoint::kIndexName);
+  return base::WriteTextAtomically(files, base::JoinPath(directory, checkpoint::kIndexName), text,
+                                   durable);
+}
 
 // What comes out of one tensor.
 struct Encoded {
@@ -227,7 +238,6 @@ class DeltaWriter {
   }
 
   Status Finish() {
-    checkpoint::Index index{.metadata = DeltaMetadata(info_)};
     for (std::size_t i = 0; i < file_count_; ++i) {
       const std::string name = FinalName(i);
       SYNCLINE_TRY(files_.Rename(Path(AsideName(i)), Path(name)));
@@ -237,10 +247,7 @@ class DeltaWriter {
       counts_.weight_map.emplace_back(std::move(tensor), counts_.files[file]);
     }
     if (!how_.prefix.empty()) return {};
-    index.weight_map = counts_.weight_map;
-    SYNCLINE_ASSIGN(const std::string text, BoundedIndexText(std::move(index)));
-    counts_.files.emplace_back(checkpoint::kIndexName);
-    return base::WriteTextAtomically(files_, Path(checkpoint::kIndexName), text, how_.durable);
+    return WriteDeltaIndex(files_, directory_, info_, how_.durable, counts_);
   }
 
   std::string Path(std::string_view name) const { return base::JoinPath(directory_, name); }
@@ -270,6 +277,13 @@ Result<DeltaCounts> WriteDelta(FileSystem& files, const std::string& directory,
                                const DeltaFiles& how, std::vector<delta::ChangedLines>& lines,
                                base::ThreadPool& pool, base::Progress& progress,
                                const base::CancelToken* cancel) {
+  if (info.encoding == delta::Encoding::kCompact) {
+    SYNCLINE_ASSIGN(DeltaCounts counts, WriteCompact(files, directory, old_tensors, new_tensors,
+                                                     how, lines, pool, progress, cancel));
+    if (!how.prefix.empty()) return counts;
+    SYNCLINE_TRY(WriteDeltaIndex(files, directory, info, how.durable, counts));
+    return counts;
+  }
   DeltaWriter writer(files, directory, old_tensors, new_tensors, info, how, lines);
   return writer.Write(pool, progress, cancel);
 }

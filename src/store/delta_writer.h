@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "delta/changed_lines.h"
 #include "store/manifest.h"
 #include "store/version.h"
+#include "tensor/digest.h"
 #include "tensor/view.h"
 
 namespace syncline::store {
@@ -23,6 +25,9 @@ struct DeltaFiles {
                        // only writer
   bool durable = true;
   const tensor::Loader* loader = nullptr;  // where the new tensors' bytes are not in memory
+  delta::EncodingChoice choice;            // of the form, where the encoding has several
+  // Of each old tensor, where it is known; receives those of the new ones. May be null. Compact only.
+  std::vector<std::optional<tensor::Digest>>* digests = nullptr;
 };
 
 struct DeltaCounts {

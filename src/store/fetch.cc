@@ -1,13 +1,23 @@
+// 1. Plan: what is there already is left alone; for all the rest there must be space.
+// 2. Run makes one try after the other. A try asks the store for every file that is not open yet,
+//    then all threads take jobs until there are none: first pieces that a reader waits for, then
+//    pieces to be hashed, then pieces in their order. A file is hashed from its beginning, as far
+//    as it has come, by one thread at a time; that which hashes its last piece gives it its name.
+// 3. The first failure ends a try: no further job is given out. If it may pass, and there is still
+//    time, the next try begins after a pause with the files that are not open; readers know nothing
+//    of it. Otherwise it is the end: the transfers of the other threads are cancelled, and every
+//    reader gets this error.
+//
+// Invariants: a piece is kThere only while its bytes are in the file (a file that begins anew has
+// none). Threads that fetch never wait for readers, so readers may wait with whatever they hold.
 #include "store/fetch.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <memory>
-
-#include "base/pool.h"
-#include "store/file_hash.h"
+#include <new>
+#include <thread>
+#include <utility>
 
 namespace syncline::store {
 namespace {
@@ -18,169 +28,292 @@ using base::FileSystem;
 using base::Result;
 using base::Status;
 
-constexpr std::uint64_t kPieceBytes = 8 << 20;
-constexpr std::size_t kMaxStateBytes = 4096;
-
-// One file on its way.
-class Download {
- public:
-  Download(const FetchFile& wanted, FileSystem& files, const std::string& directory)
-      : wanted_(wanted),
-        files_(files),
-        path_(base::JoinPath(directory, wanted.name)),
-        pieces_((wanted.bytes + kPieceBytes - 1) / kPieceBytes) {}
-
-  // Is it here already? Then nothing else is to be called.
-  Result<bool> IsThere() const {
-    const auto info = files_.Stat(path_);
-    if (!info && info.error().code == Code::kNotFound) return false;
-    if (!info) return std::unexpected(info.error());
-    return info->size == wanted_.bytes;
-  }
-
-  // What an earlier call has left counts if the object is still the same.
-  Status Open(objects::ObjectStore& store, const base::CancelToken* cancel) {
-    SYNCLINE_ASSIGN(const objects::ObjectInfo info, store.Stat(wanted_.key, cancel));
-    if (info.bytes != wanted_.bytes) {
-      return Fail(Code::kCorrupt,
-                  fmt::format("{} has {} bytes, expected {}",
-                              base::JoinPath(store.url(), wanted_.key), info.bytes, wanted_.bytes));
-    }
-    tag_ = info.tag;
-    const std::string state = fmt::format("{} {}\n", wanted_.bytes, tag_);
-    if (state.size() > kMaxStateBytes) {
-      return Fail(Code::kLimitExceeded,
-                  fmt::format("{}: a tag of {} bytes", wanted_.key, tag_.size()));
-    }
-    state_bytes_ = state.size();
-    const auto known = base::ReadText(files_, Done(), kMaxStateBytes + pieces_);
-    if (known && known->size() == state.size() + pieces_ && known->starts_with(state)) {
-      const auto held = files_.Stat(Part());
-      if (held && held->size == wanted_.bytes) {
-        done_text_ = known->substr(state.size());
-        SYNCLINE_ASSIGN(part_, files_.Open(Part(), base::OpenMode::kReadWrite));
-        SYNCLINE_ASSIGN(done_, files_.Open(Done(), base::OpenMode::kReadWrite));
-        return {};
-      }
-    }
-    done_text_.assign(pieces_, '0');
-    SYNCLINE_TRY(files_.RemoveAll(Done()));
-    SYNCLINE_ASSIGN(part_, files_.Open(Part(), base::OpenMode::kCreate));
-    SYNCLINE_TRY(part_->Allocate(wanted_.bytes));
-    SYNCLINE_ASSIGN(done_, files_.Open(Done(), base::OpenMode::kCreate));
-    return done_->WriteAt(base::AsBytes(state + done_text_), 0);
-  }
-
-  const std::string& key() const { return wanted_.key; }
-  std::uint64_t piece_count() const { return pieces_; }
-  bool has_piece(std::uint64_t piece) const { return done_text_[piece] == '1'; }
-  std::uint64_t piece_bytes(std::uint64_t piece) const {
-    return std::min(kPieceBytes, wanted_.bytes - piece * kPieceBytes);
-  }
-
-  Status FetchPiece(objects::ObjectStore& store, std::uint64_t piece, base::Buffer& buffer,
-                    base::Progress& progress, const base::CancelToken* cancel) {
-    const base::MutableByteSpan bytes = buffer.Get(piece_bytes(piece));
-    SYNCLINE_TRY(store.ReadAt(
-        wanted_.key, bytes, piece * kPieceBytes, tag_,
-        [&](std::uint64_t more) { progress.Add(more); }, cancel));
-    SYNCLINE_TRY(part_->WriteAt(bytes, piece * kPieceBytes));
-    return done_->WriteAt(base::AsBytes("1"), state_bytes_ + piece);
-  }
-
-  Result<bool> Finish(const base::CancelToken* cancel) {
-    part_.reset();
-    done_.reset();
-    bool right = true;
-    if (!wanted_.sha256.empty()) {
-      SYNCLINE_ASSIGN(const FileHash hash, HashFile(files_, Part(), cancel));
-      right = hash.sha256 == wanted_.sha256;
-    }
-    SYNCLINE_TRY(files_.RemoveAll(Done()));
-    if (!right) {
-      SYNCLINE_TRY(files_.RemoveAll(Part()));
-      return false;
-    }
-    SYNCLINE_TRY(files_.Rename(Part(), path_));
-    return true;
-  }
-
- private:
-  std::string Part() const { return path_ + ".part"; }
-  std::string Done() const { return path_ + ".done"; }
-
-  const FetchFile& wanted_;
-  FileSystem& files_;
-  std::string path_;
-  std::uint64_t pieces_;
-  std::string tag_;
-  std::size_t state_bytes_ = 0;
-  std::string done_text_;  // '1' for each piece that is there
-  std::unique_ptr<base::File> part_;
-  std::unique_ptr<base::File> done_;
-};
+constexpr std::chrono::milliseconds kFirstPause(50);
+constexpr std::chrono::milliseconds kLongestPause(2000);
 
 }  // namespace
 
-Status Fetch(objects::ObjectStore& store, const std::vector<FetchFile>& wanted, FileSystem& files,
-             const std::string& directory, base::ThreadPool& pool, base::Progress& progress,
-             const base::CancelToken* cancel) {
-  SYNCLINE_TRY(files.MakeDirectories(directory));
-  std::vector<std::unique_ptr<Download>> downloads;
+bool MayAppear(const base::Error& error) {
+  return error.code == Code::kNotFound || error.code == Code::kCorrupt ||
+         error.code == Code::kOutOfOrder;
+}
+
+Result<std::unique_ptr<Fetch>> Fetch::Plan(objects::ObjectStore& store, FileSystem& files,
+                                           std::vector<FetchFile> wanted, FetchOptions options,
+                                           const base::CancelToken* cancel) {
+  std::unique_ptr<Fetch> fetch(new Fetch(store, std::move(options), cancel));
+  std::map<std::string, std::uint64_t> missing;  // bytes by directory
   std::uint64_t bytes = 0;
-  for (const FetchFile& file : wanted) {
-    auto download = std::make_unique<Download>(file, files, directory);
-    SYNCLINE_ASSIGN(const bool there, download->IsThere());
-    if (there) continue;
-    bytes += file.bytes;
-    downloads.push_back(std::move(download));
-    const std::size_t slash = file.name.rfind('/');
-    if (slash == std::string::npos) continue;
-    SYNCLINE_TRY(files.MakeDirectories(base::JoinPath(directory, file.name.substr(0, slash))));
+  for (FetchFile& file : wanted) {
+    auto item = std::make_unique<Item>(Download(std::move(file), files));
+    const FetchFile& of = item->download.wanted();
+    const std::string directory = base::ParentOf(of.path);
+    if (missing.try_emplace(directory, 0).second) SYNCLINE_TRY(files.MakeDirectories(directory));
+    SYNCLINE_ASSIGN(item->finished, item->download.IsThere());
+    if (!item->finished) {
+      if (bytes + of.bytes < bytes) {
+        return Fail(Code::kNoSpace, fmt::format("{}: {} bytes and {} more are beyond 64 bits",
+                                                of.path, bytes, of.bytes));
+      }
+      bytes += of.bytes;
+    }
+    fetch->places_.emplace(of.path, fetch->items_.size());
+    fetch->items_.push_back(std::move(item));
   }
+  if (bytes == 0) return fetch;
+  const std::string& directory = missing.begin()->first;
   SYNCLINE_ASSIGN(const std::uint64_t room, files.FreeBytes(directory));
-  if (room < bytes) {
-    return Fail(Code::kNoSpace, fmt::format("{}: fetching from {} needs {} bytes, {} are free",
-                                            directory, store.url(), bytes, room));
+  if (room >= bytes) return fetch;
+  return Fail(Code::kNoSpace, fmt::format("{}: fetching from {} needs {} bytes, {} are free",
+                                          directory, store.url(), bytes, room));
+}
+
+Status Fetch::Run(base::ThreadPool& pool, base::Progress& progress) {
+  Status result;
+  try {
+    result = RunTries(pool, progress);
+  } catch (const std::bad_alloc&) {  // readers wait for an end
+    result = Fail(Code::kLimitExceeded, "out of memory");
   }
-  struct Piece {
-    Download* download;
-    std::uint64_t number;
-  };
-  std::vector<Piece> pieces;
-  std::uint64_t missing = 0;
-  for (const auto& download : downloads) {
-    SYNCLINE_TRY(download->Open(store, cancel));
-    for (std::uint64_t i = 0; i < download->piece_count(); ++i) {
-      if (download->has_piece(i)) continue;
-      pieces.push_back({download.get(), i});
-      missing += download->piece_bytes(i);
+  if (!result) End(result.error());
+  return result;
+}
+
+Status Fetch::RunTries(base::ThreadPool& pool, base::Progress& progress) {
+  if (items_.empty()) return {};
+  pause_ = kFirstPause;
+  while (true) {
+    Status tried = OpenFiles(pool);
+    if (tried) {
+      progress.Begin("fetch", Schedule());
+      tried = pool.ParallelFor(pool.size(), [&](std::size_t) { return Work(progress); });
+    }
+    std::uint64_t version = 0;
+    {
+      const std::scoped_lock lock(mutex_);
+      if (!error_) return tried;
+      if (over_) return std::unexpected(*error_);
+      version = *std::exchange(failed_version_, std::nullopt);
+      error_.reset();
+    }
+    SYNCLINE_TRY(Pause(pause_, version));
+    pause_ = std::min(2 * pause_, kLongestPause);
+  }
+}
+
+Status Fetch::Pause(std::chrono::milliseconds pause, std::uint64_t version) {
+  const auto until = Clock::now() + pause;
+  while (Clock::now() < until) {
+    SYNCLINE_TRY(stop_.Check());
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return options_.refresh ? options_.refresh(version) : Status();
+}
+
+// A failure of a file is noted; the result says that there was one.
+Status Fetch::OpenFiles(base::ThreadPool& pool) {
+  return pool.ParallelFor(items_.size(), [&](std::size_t i) -> Status {
+    Item& item = *items_[i];
+    {
+      const std::scoped_lock lock(mutex_);
+      if (item.finished || item.open) return {};
+    }
+    auto marks = item.download.Open(store_, &stop_);
+    if (!marks) {
+      NoteFailure(i, marks.error());
+      return std::unexpected(std::move(marks).error());
+    }
+    const std::scoped_lock lock(mutex_);
+    item.open = true;
+    ++item.openings;
+    item.hashed = 0;
+    item.pieces.clear();
+    for (const char mark : *marks) {
+      item.pieces.push_back(mark == '1' ? PieceState::kThere : PieceState::kMissing);
+    }
+    changed_.notify_all();
+    return {};
+  });
+}
+
+// No thread works, and all files are open or finished. Returns how many bytes are to be fetched.
+std::uint64_t Fetch::Schedule() {
+  const std::scoped_lock lock(mutex_);
+  std::vector<std::pair<int, Piece>> missing;  // with their rank in the order
+  std::uint64_t bytes = 0;
+  to_hash_.clear();
+  for (std::size_t file = 0; file < items_.size(); ++file) {
+    Item& item = *items_[file];
+    if (item.finished) continue;
+    item.in_hash_queue = false;
+    QueueHash(file);
+    const std::uint64_t count = item.pieces.size();
+    for (std::uint64_t i = 0; i < count; ++i) {
+      if (item.pieces[i] != PieceState::kMissing) continue;
+      bytes += item.download.PieceBytes(i);
+      const int rank = !options_.ends_first || count == 1 ? 0 : i == 0 || i + 1 == count ? 1 : 2;
+      missing.push_back({rank, {file, i}});
     }
   }
-  progress.Begin("fetch", missing);
-  base::Pool<base::Buffer> buffers;
-  SYNCLINE_TRY(pool.ParallelFor(
-      pieces.size(),
-      [&](std::size_t i) -> Status {
-        const base::Pool<base::Buffer>::Lease buffer(buffers);
-        return pieces[i].download->FetchPiece(store, pieces[i].number, *buffer, progress, cancel);
-      },
-      cancel));
-  std::vector<char> right(downloads.size());
-  SYNCLINE_TRY(pool.ParallelFor(downloads.size(), [&](std::size_t i) -> Status {
-    SYNCLINE_ASSIGN(const bool whole, downloads[i]->Finish(cancel));
-    right[i] = whole ? 1 : 0;
-    return {};
-  }));
-  std::vector<std::string> wrong;
-  std::size_t at = 0;
-  for (const auto& download : downloads) {
-    if (right[at++] == 0) wrong.push_back(base::JoinPath(store.url(), download->key()));
+  std::ranges::stable_sort(missing, {}, &std::pair<int, Piece>::first);
+  order_.clear();
+  for (const auto& [rank, piece] : missing) order_.push_back(piece);
+  next_ = 0;
+  return bytes;
+}
+
+Status Fetch::Work(base::Progress& progress) {
+  base::Buffer buffer;
+  while (const std::optional<Job> job = Next()) {
+    if (Status done = Do(*job, buffer, progress); !done) {
+      NoteFailure(job->piece.file, std::move(done).error());
+    }
   }
-  if (wrong.empty()) return {};
-  return Fail(Code::kChecksumMismatch,
-              fmt::format("what came of {} does not have the SHA-256 of the manifest",
-                          fmt::join(wrong, ", ")));
+  return {};
+}
+
+std::optional<Fetch::Job> Fetch::Next() {
+  if (const Status going = stop_.Check(); !going) End(going.error());
+  const std::scoped_lock lock(mutex_);
+  if (error_) return std::nullopt;
+  const auto take = [&](const Piece& piece) {
+    PieceState& state = items_[piece.file]->pieces[piece.number];
+    if (state != PieceState::kMissing) return false;
+    state = PieceState::kTaken;
+    return true;
+  };
+  while (!asked_.empty()) {
+    const Piece piece = asked_.front();
+    asked_.pop_front();
+    if (!items_[piece.file]->finished && take(piece)) return Job{piece};
+  }
+  if (!to_hash_.empty()) {
+    const std::size_t file = to_hash_.front();
+    to_hash_.pop_front();
+    return Job{{file, items_[file]->hashed}, true};
+  }
+  while (next_ < order_.size()) {
+    const Piece piece = order_[next_++];
+    if (take(piece)) return Job{piece};
+  }
+  return std::nullopt;
+}
+
+Status Fetch::Do(const Job& job, base::Buffer& buffer, base::Progress& progress) {
+  Item& item = *items_[job.piece.file];
+  const std::uint64_t number = job.piece.number;
+  if (!job.hash) {
+    SYNCLINE_TRY(item.download.FetchPiece(store_, number, buffer, progress, &stop_));
+    const std::scoped_lock lock(mutex_);
+    item.pieces[number] = PieceState::kThere;
+    changed_.notify_all();
+    QueueHash(job.piece.file);
+    return {};
+  }
+  const std::uint64_t count = item.download.piece_count();
+  if (number < count) SYNCLINE_TRY(item.download.HashPiece(number, buffer));
+  if (number + 1 >= count) SYNCLINE_TRY(item.download.Finish(store_));
+  const std::scoped_lock lock(mutex_);
+  item.in_hash_queue = false;
+  if (number + 1 >= count) {
+    item.finished = true;
+    changed_.notify_all();
+  } else {
+    ++item.hashed;
+    QueueHash(job.piece.file);
+  }
+  return {};
+}
+
+// With mutex_ held: if the next piece of the file can be hashed, it will be. An empty file has
+// none, but has to be finished, too.
+void Fetch::QueueHash(std::size_t file) {
+  Item& item = *items_[file];
+  if (item.in_hash_queue) return;
+  if (!item.pieces.empty() && item.pieces[item.hashed] != PieceState::kThere) return;
+  item.in_hash_queue = true;
+  to_hash_.push_back(file);
+}
+
+// Decides whether there is another try.
+void Fetch::NoteFailure(std::size_t file, base::Error error) {
+  Item& item = *items_[file];
+  const std::scoped_lock lock(mutex_);
+  item.open = false;
+  if (error_) return;
+  failed_version_ = item.download.wanted().version;
+  const auto now = Clock::now();
+  if (!item.missed_since) item.missed_since = now;
+  const std::chrono::duration<double> wait(options_.wait_seconds);
+  const bool again = item.download.wanted().may_appear && MayAppear(error) &&
+                     now + pause_ <= *item.missed_since + wait;
+  error_ = std::move(error);
+  if (!again) EndLocked();
+}
+
+// The end, unless there was one already.
+void Fetch::End(base::Error error) {
+  const std::scoped_lock lock(mutex_);
+  if (over_) return;
+  error_ = std::move(error);
+  EndLocked();
+}
+
+void Fetch::EndLocked() {
+  over_ = true;
+  stop_.Cancel();
+  changed_.notify_all();
+}
+
+std::optional<std::uint64_t> Fetch::failed_version() {
+  const std::scoped_lock lock(mutex_);
+  return failed_version_;
+}
+
+std::optional<std::size_t> Fetch::Find(std::string_view path) const {
+  const auto place = places_.find(path);
+  if (place == places_.end()) return std::nullopt;
+  return place->second;
+}
+
+Status Fetch::Await(std::size_t file, std::uint64_t offset, std::uint64_t bytes) {
+  Item& item = *items_[file];
+  if (bytes == 0) return {};
+  const std::uint64_t first = offset / Download::kPieceBytes;
+  const std::uint64_t last = (offset + bytes - 1) / Download::kPieceBytes;
+  std::unique_lock lock(mutex_);
+  std::uint64_t asked_in = 0;  // opening of the file
+  while (true) {
+    if (over_) return std::unexpected(*error_);
+    if (item.finished) return {};
+    if (item.open) {
+      bool there = true;
+      for (std::uint64_t i = first; i <= last; ++i) {
+        there = there && item.pieces[i] == PieceState::kThere;
+        const bool ask = asked_in != item.openings && item.pieces[i] == PieceState::kMissing;
+        if (ask) asked_.push_back({file, i});
+      }
+      if (there) return {};
+      asked_in = item.openings;
+    }
+    ++waiting_;
+    changed_.wait(lock);
+    --waiting_;
+  }
+}
+
+std::size_t Fetch::waiting() {
+  const std::scoped_lock lock(mutex_);
+  return waiting_;
+}
+
+Result<std::unique_ptr<base::File>> Fetch::OpenContent(std::size_t file) {
+  bool finished = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    finished = items_[file]->finished;
+  }
+  return items_[file]->download.OpenContent(finished);
 }
 
 }  // namespace syncline::store

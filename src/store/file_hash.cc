@@ -19,30 +19,25 @@ using base::Status;
 
 constexpr std::size_t kReadBytes = 1 << 20;
 
-class Sha256 {
- public:
-  Sha256() : context_(EVP_MD_CTX_new()) {
-    ok_ = context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1;
-  }
-  void Update(base::ByteSpan bytes) {
-    ok_ = ok_ && EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1;
-  }
-  // Empty if OpenSSL failed, which takes a lack of memory.
-  std::string Hex() {
-    std::array<std::uint8_t, 32> digest;
-    ok_ = ok_ && EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr) == 1;
-    return ok_ ? base::ToHex(digest) : std::string();
-  }
-
- private:
-  struct Free {
-    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
-  };
-  std::unique_ptr<EVP_MD_CTX, Free> context_;
-  bool ok_ = false;
-};
-
 }  // namespace
+
+Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
+  ok_ = context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1;
+}
+
+Sha256::~Sha256() = default;
+
+void Sha256::Update(base::ByteSpan bytes) {
+  ok_ = ok_ && EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1;
+}
+
+std::string Sha256::Hex() {
+  std::array<std::uint8_t, 32> digest;
+  ok_ = ok_ && EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr) == 1;
+  return ok_ ? base::ToHex(digest) : std::string();
+}
+
+void Sha256::Free::operator()(evp_md_ctx_st* context) const { EVP_MD_CTX_free(context); }
 
 std::string Sha256Hex(base::ByteSpan bytes) {
   Sha256 sha;

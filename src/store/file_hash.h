@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,7 +12,30 @@
 #include "base/file.h"
 #include "base/thread_pool.h"
 
+struct evp_md_ctx_st;  // NOLINT(readability-identifier-naming): OpenSSL's
+
 namespace syncline::store {
+
+// A SHA-256 that is fed piece by piece. Not thread-safe.
+class Sha256 {
+ public:
+  Sha256();
+  Sha256(Sha256&&) = default;
+  Sha256& operator=(Sha256&&) = default;
+  ~Sha256();
+
+  void Update(base::ByteSpan bytes);
+  // 64 lower-case hex digits; to be called once. Empty if OpenSSL failed, which takes a lack of
+  // memory.
+  std::string Hex();
+
+ private:
+  struct Free {
+    void operator()(evp_md_ctx_st* context) const;
+  };
+  std::unique_ptr<evp_md_ctx_st, Free> context_;
+  bool ok_ = false;
+};
 
 struct FileHash {
   std::uint64_t bytes = 0;

@@ -173,6 +173,19 @@ Status ParseFold(const Json& json, Manifest& manifest) {
   return {};
 }
 
+Status ParseTensors(const Json& json, Manifest& manifest) {
+  const Json* found = json.Find("tensors");
+  manifest.tensors_in_files = found != nullptr && found->is_null() && manifest.base_version;
+  if (manifest.tensors_in_files) return {};
+  SYNCLINE_ASSIGN(const Json::Object* tensors, Members(json, "tensors"));
+  for (const auto& [name, value] : *tensors) {
+    auto tensor = ParseTensor(name, value);
+    if (!tensor) return Annotate(std::move(tensor).error(), "tensor " + name);
+    manifest.tensors.push_back(*std::move(tensor));
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string ManifestText(const Manifest& manifest) {
@@ -193,7 +206,7 @@ std::string ManifestText(const Manifest& manifest) {
                                       {"shape", std::move(shape)},
                                       {std::string(Name(tensor::HashKind::kXxh3)), tensor.hash}});
   }
-  json.emplace_back("tensors", std::move(tensors));
+  json.emplace_back("tensors", manifest.tensors_in_files ? Json() : Json(std::move(tensors)));
   Json::Object files;
   for (const ManifestFile& file : manifest.files) {
     files.emplace_back(file.name, Json::Object{{"bytes", file.bytes}, {"sha256", file.sha256}});
@@ -216,12 +229,7 @@ Result<Manifest> ParseManifest(std::string_view text) {
   Manifest manifest;
   SYNCLINE_TRY(ParseHead(json, manifest));
   SYNCLINE_TRY(ParseFold(json, manifest));
-  SYNCLINE_ASSIGN(const Json::Object* tensors, Members(json, "tensors"));
-  for (const auto& [name, value] : *tensors) {
-    auto tensor = ParseTensor(name, value);
-    if (!tensor) return Annotate(std::move(tensor).error(), "tensor " + name);
-    manifest.tensors.push_back(*std::move(tensor));
-  }
+  SYNCLINE_TRY(ParseTensors(json, manifest));
   SYNCLINE_ASSIGN(const Json::Object* files, Members(json, "files"));
   for (const auto& [name, value] : *files) {
     auto file = ParseFile(name, value);

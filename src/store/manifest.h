@@ -63,6 +63,7 @@ struct Manifest {
   std::uint64_t chain_bytes = 0;
   std::optional<ManifestFold> fold;     // nothing: a version
   std::vector<ManifestTensor> tensors;  // by name
+  bool tensors_in_files = false;    // `tensors` is empty: the tables of the files say it (compact)
   std::vector<ManifestFile> files;  // every other file of the version but the signature, by name
 };
 

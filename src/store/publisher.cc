@@ -133,6 +133,7 @@ Status Publisher::Settle(const base::CancelToken* cancel) {
     unsure_.reset();
   }
   if (!stale_) return {};
+  digests_.clear();
   if (group_) {  // each rank loads its tensors when a delta needs them
     held_.reset();
     stale_ = false;
@@ -178,12 +179,21 @@ Status Publisher::WriteFiles(Work& work) {
   }
   const DeltaInfo info{.version = manifest.version,
                        .base_version = *manifest.base_version,
-                       .encoding = options_.encoding};
+                       .encoding = options_.encoding.encoding};
   SYNCLINE_ASSIGN(DeltaCounts counts,
                   WriteDelta(*files_, work.directory, baseline_->tensors(), work.tensors, info,
-                             {.prefix = {}, .durable = options_.durable, .loader = work.loader},
+                             {.prefix = {},
+                              .durable = options_.durable,
+                              .loader = work.loader,
+                              .choice = options_.encoding,
+                              .digests = &work.digests},
                              work.lines, *pool_, work.progress, work.cancel));
-  manifest.tensors = std::move(counts.tensors);
+  manifest.tensors_in_files = info.encoding == delta::Encoding::kCompact;
+  if (manifest.tensors_in_files) {
+    work.report.tensors_changed = counts.tensors_changed;
+  } else {
+    manifest.tensors = std::move(counts.tensors);
+  }
   manifest.elements_changed = counts.elements_changed;
   work.written = std::move(counts.files);
   SYNCLINE_TRY(HashFiles(work));
@@ -258,6 +268,7 @@ Status Publisher::Commit(Work& work) {
   Status moved = baseline_->Advance(version, work.tensors, work.lines, *pool_);
   stale_ = !moved;
   held_ = moved ? std::optional(version) : std::nullopt;
+  digests_ = moved ? std::move(work.digests) : std::vector<std::optional<tensor::Digest>>();
   if (after) after = std::move(moved);
   if (!after) {
     return Annotate(std::move(after).error(),
@@ -290,7 +301,7 @@ PublishReport Publisher::Report(Work& work) const {
   report.url = sink_->FolderUrl(VersionName(manifest.version));
   report.base_version = manifest.base_version;
   report.tensors = manifest.tensors_total;
-  report.tensors_changed = manifest.tensors.size();
+  if (!manifest.tensors_in_files) report.tensors_changed = manifest.tensors.size();
   report.elements = manifest.elements;
   report.elements_changed = manifest.elements_changed;
   report.full_bytes = manifest.full_bytes;
@@ -322,6 +333,7 @@ Result<PublishReport> Publisher::Publish(std::optional<std::uint64_t> asked,
   SYNCLINE_ASSIGN(const std::uint64_t version, ChooseVersion(asked, work.full));
   if (!work.full) {
     SYNCLINE_TRY(CheckSameTensors(baseline_->tensors(), work.tensors, *last_version_));
+    work.digests = digests_;
   }
   SYNCLINE_ASSIGN(const TensorTotals totals, Total(work.tensors));
   StartManifest(work, version);

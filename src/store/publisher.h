@@ -21,13 +21,14 @@
 #include "store/signature.h"
 #include "store/sink.h"
 #include "store/version.h"
+#include "tensor/digest.h"
 #include "tensor/loader.h"
 #include "tensor/view.h"
 
 namespace syncline::store {
 
 struct PublisherOptions {
-  delta::Encoding encoding = delta::Encoding::kXor;
+  delta::EncodingChoice encoding;
   std::string companions_from;  // directory whose other files (configuration, tokenizer …) go into
                                 // full versions and copies
   std::string signing_key;      // PEM file of the private key; empty: versions are not signed
@@ -186,6 +187,7 @@ class Publisher {
   // Of several ranks.
   std::optional<RankGroup> group_;
   std::optional<std::uint64_t> held_;                       // version of the baseline
+  std::vector<std::optional<tensor::Digest>> digests_;      // of its tensors, or empty
   std::vector<std::string> surveyed_;                       // RankPart::names_hash by rank
   std::map<std::uint64_t, std::vector<std::string>> skip_;  // Announcement::skip
   std::map<std::string, std::uint64_t> owners_;             // who writes each tensor

@@ -139,13 +139,20 @@ Status Publisher::WriteDeltaPart(Work& work, const Announcement& announcement, c
   }
   const DeltaInfo info{.version = announcement.version,
                        .base_version = *announcement.base_version,
-                       .encoding = options_.encoding};
+                       .encoding = options_.encoding.encoding};
+  work.digests = digests_;
+  work.digests.resize(work.tensors.size());
+  std::vector<std::optional<tensor::Digest>> digests;
+  for (const std::size_t i : split.owned) digests.push_back(work.digests[i]);
   std::vector<delta::ChangedLines> lines;
-  SYNCLINE_ASSIGN(
-      DeltaCounts counts,
-      WriteDelta(*files_, work.directory, old_owned, new_owned, info,
-                 {.prefix = RankFilePrefix(options_.ranks.rank), .durable = options_.durable},
-                 lines, *pool_, work.progress, work.cancel));
+  SYNCLINE_ASSIGN(DeltaCounts counts,
+                  WriteDelta(*files_, work.directory, old_owned, new_owned, info,
+                             {.prefix = RankFilePrefix(options_.ranks.rank),
+                              .durable = options_.durable,
+                              .choice = options_.encoding,
+                              .digests = &digests},
+                             lines, *pool_, work.progress, work.cancel));
+  for (std::size_t i = 0; i < digests.size(); ++i) work.digests[split.owned[i]] = digests[i];
   part.elements_changed = counts.elements_changed;
   part.tensors = std::move(counts.tensors);
   part.weight_map = std::move(counts.weight_map);
@@ -176,6 +183,7 @@ Status Publisher::EnsureBaseline(std::uint64_t version, std::span<const TensorVi
     std::vector<std::string> names;
     for (const TensorView& view : tensors) names.push_back(view.name);
     held_.reset();
+    digests_.clear();
     SYNCLINE_TRY(options_.load_baseline(version, names, *baseline_, cancel));
     held_ = version;
   }
@@ -319,7 +327,7 @@ Status Publisher::FinishRanks(Work& work, const Announcement& announcement) {
     SYNCLINE_TRY(WriteIndex(work, "", checkpoint::kModelStem,
                             DeltaMetadata({.version = manifest.version,
                                            .base_version = *manifest.base_version,
-                                           .encoding = options_.encoding}),
+                                           .encoding = options_.encoding.encoding}),
                             std::move(work.weight_map)));
   } else {
     SYNCLINE_TRY(WriteFullIndexes(work, "", work.weight_map, announcement.components));
@@ -480,6 +488,7 @@ Result<PublishReport> Publisher::Follow(Work work) {
     const Manifest& manifest = (*published)->manifest;
     TakeOver({.version = manifest.version, .manifest = *published});
     held_.reset();
+    digests_.clear();
     if (Status moved = baseline_->Advance(manifest.version, work.tensors, work.lines, *pool_);
         !moved) {
       return Annotate(
@@ -487,6 +496,7 @@ Result<PublishReport> Publisher::Follow(Work work) {
           fmt::format("version {} stands, but what follows its commit failed", manifest.version));
     }
     held_ = manifest.version;
+    digests_ = std::move(work.digests);
     work.manifest = manifest;
     work.report.identity = (*published)->identity;
     work.report.full_copy = manifest.base_version && HasFullCopy(manifest);

@@ -14,6 +14,7 @@
 #include "base/temp_dir.h"
 #include "checkpoint/checkpoint.h"
 #include "delta/patch.h"
+#include "store/delta_reader.h"
 #include "store/history.h"
 #include "store/latest.h"
 #include "store/manifest.h"
@@ -84,32 +85,47 @@ class PublisherTest : public testing::TestWithParam<delta::Encoding> {
     ASSERT_OK_AND_ASSIGN(const Version version, ReadVersion(files, dir_.path(), number));
     ASSERT_TRUE(version.delta);
     const std::vector<TensorView> views = model_.views();
+    std::vector<std::vector<std::byte>> bytes = old_bytes;
+    const auto index = [&](std::size_t tensor) {
+      return static_cast<std::size_t>(
+          std::ranges::find(views, version.tensors[tensor].name, &TensorView::name) -
+          views.begin());
+    };
+    ASSERT_OK_AND_ASSIGN(const auto reader, DeltaReader::Open(files, version, {}));
+    for (std::size_t run = 0; run < reader->runs().size(); ++run) {
+      std::vector<DeltaReader::Target> targets;
+      for (const std::size_t i : reader->runs()[run]) {
+        targets.push_back({bytes[index(i)].size(), views[index(i)].dtype});
+      }
+      ASSERT_OK(reader->CheckRun(run));
+      ASSERT_OK_AND_ASSIGN(const auto patch, reader->OpenRun(run, targets));
+      delta::BlockPatch block = patch->MakeBlock();
+      for (const std::size_t i : reader->runs()[run]) {
+        std::vector<std::byte>& image = bytes[index(i)];
+        for (std::size_t at = 0; at < image.size(); at += delta::kBlockBytes) {
+          const auto part =
+              std::span(image).subspan(at, std::min(delta::kBlockBytes, image.size() - at));
+          ASSERT_OK(patch->Next(part, block));
+          block.Put(part);
+        }
+        SCOPED_TRACE(version.tensors[i].name);
+        ASSERT_OK(patch->Finish());
+        EXPECT_EQ(HashHex(version.delta->checksum, image), version.tensors[i].hash);
+        if (GetParam() == delta::Encoding::kCompact) {
+          EXPECT_EQ(version.tensors[i].digest,
+                    tensor::DigestOf(image, DigestUnitBytes(views[index(i)].dtype)));
+        }
+      }
+    }
     std::size_t changed = 0;
     for (std::size_t i = 0; i < views.size(); ++i) {
+      EXPECT_TRUE(std::ranges::equal(bytes[i], views[i].bytes)) << views[i].name;
       const bool differs = !std::ranges::equal(views[i].bytes, old_bytes[i]);
-      const auto found = std::ranges::find(version.tensors, views[i].name, &DeltaTensor::name);
-      ASSERT_EQ(found != version.tensors.end(), differs) << views[i].name;
-      if (!differs) continue;
-      ++changed;
-      ASSERT_OK_AND_ASSIGN(const auto file,
-                           files.Open(base::JoinPath(version.directory, version.files[found->file]),
-                                      base::OpenMode::kRead));
-      std::vector<std::byte> frame(found->bytes);
-      ASSERT_OK(base::ReadExactly(*file, frame, found->offset));
-      std::vector<std::byte> bytes = old_bytes[i];
-      ASSERT_OK_AND_ASSIGN(const auto patch, delta::OpenPatch(version.delta->encoding, frame,
-                                                              bytes.size(), views[i].dtype));
-      delta::BlockPatch block = patch->MakeBlock();
-      std::vector<std::byte> records;
-      for (std::size_t at = 0; at < bytes.size(); at += delta::kBlockBytes) {
-        const auto part =
-            std::span(bytes).subspan(at, std::min(delta::kBlockBytes, bytes.size() - at));
-        ASSERT_OK(patch->Next(part, block));
-        block.Apply(part, at, 1, records);
-      }
-      ASSERT_OK(patch->Finish());
-      EXPECT_TRUE(std::ranges::equal(bytes, views[i].bytes)) << views[i].name;
-      EXPECT_EQ(HashHex(version.delta->checksum, bytes), found->hash);
+      EXPECT_EQ(std::ranges::find(version.tensors, views[i].name, &DeltaTensor::name) !=
+                    version.tensors.end(),
+                differs)
+          << views[i].name;
+      changed += differs ? 1 : 0;
     }
     EXPECT_EQ(version.tensors.size(), changed);
   }
@@ -132,7 +148,8 @@ class PublisherTest : public testing::TestWithParam<delta::Encoding> {
   base::Progress progress_;
 };
 INSTANTIATE_TEST_SUITE_P(Encodings, PublisherTest,
-                         testing::Values(delta::Encoding::kXor, delta::Encoding::kOverwrite),
+                         testing::Values(delta::Encoding::kXor, delta::Encoding::kOverwrite,
+                                         delta::Encoding::kCompact),
                          [](const auto& tested) { return std::string(Name(tested.param)); });
 
 TEST_P(PublisherTest, FullThenDeltasEachAgainstTheOneBefore) {
@@ -154,6 +171,7 @@ TEST_P(PublisherTest, FullThenDeltasEachAgainstTheOneBefore) {
   EXPECT_EQ(parent.manifest.tensors[3].hash,
             HashHex(tensor::HashKind::kXxh3, model_.views()[3].bytes));
   for (const double density : {0.001, 0.0, 0.5, 0.00001}) {
+    SCOPED_TRACE(density);
     const auto old_bytes = Snapshot();
     model_.Step(density);
     ASSERT_OK_AND_ASSIGN(const PublishReport report, Publish(publisher));

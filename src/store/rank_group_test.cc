@@ -169,7 +169,8 @@ class RanksTest : public testing::TestWithParam<delta::Encoding> {
   double ratio_ = 0;
 };
 INSTANTIATE_TEST_SUITE_P(Encodings, RanksTest,
-                         testing::Values(delta::Encoding::kXor, delta::Encoding::kOverwrite),
+                         testing::Values(delta::Encoding::kXor, delta::Encoding::kOverwrite,
+                                         delta::Encoding::kCompact),
                          [](const auto& tested) { return std::string(Name(tested.param)); });
 
 TEST_P(RanksTest, EachPublishesItsPart) {
@@ -237,7 +238,9 @@ TEST_P(RanksTest, TheErrorOfOneIsTheErrorOfAll) {
   auto opened = Open(1, 20, faulty);
   ASSERT_OK(opened);
   publishers_[1] = *std::move(opened);
-  for (const char* operation : {"mkdir", "write", "allocate", "sync"}) {
+  for (const std::string operation : {"mkdir", "write", "allocate", "sync"}) {
+    // The size of a compact file is not known before it is written.
+    if (operation == "allocate" && GetParam() == delta::Encoding::kCompact) continue;
     Step();
     faulty.FailNth(operation, "staging", 0, {Code::kNoSpace, "full"});
     for (const auto& report : PublishAll()) {

@@ -92,15 +92,6 @@ struct Signature {
   std::string raw;
 };
 
-std::string FromHex(std::string_view hex) {
-  const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
-  std::string raw;
-  for (std::size_t i = 0; i < hex.size(); i += 2) {
-    raw.push_back(static_cast<char>(digit(hex[i]) * 16 + digit(hex[i + 1])));
-  }
-  return raw;
-}
-
 std::optional<Signature> ParseSignature(std::string_view text) {
   constexpr std::size_t kMaxBytes = 4096;
   if (text.size() > kMaxBytes) return std::nullopt;
@@ -120,7 +111,7 @@ std::optional<Signature> ParseSignature(std::string_view text) {
   if (!IsLowerHex(signature.key, kFingerprintDigits) || !IsLowerHex(hex, 2 * kSignatureBytes)) {
     return std::nullopt;
   }
-  signature.raw = FromHex(hex);
+  signature.raw = base::FromHex(hex);
   return signature;
 }
 

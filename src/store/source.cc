@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <thread>
 
 #include "base/log.h"
@@ -26,12 +27,6 @@ using base::Status;
 constexpr double kRemoteWaitSeconds = 30;
 constexpr std::uint64_t kMaxSignatureBytes = 1 << 16;
 
-// Something that may be there in a moment.
-bool MayAppear(const base::Error& error) {
-  return error.code == Code::kNotFound || error.code == Code::kCorrupt ||
-         error.code == Code::kOutOfOrder;
-}
-
 void AddSizes(Described& described) {
   for (const ManifestFile& file : described.manifest->manifest.files) {
     if (IsOfFullCopy(file.name)) {
@@ -40,6 +35,11 @@ void AddSizes(Described& described) {
       described.bytes += file.bytes;
     }
   }
+}
+
+// For messages.
+std::string NameOf(const Described& version) {
+  return version.is_fold() ? version.folder : fmt::format("version {}", version.number);
 }
 
 // What another reading would not make better: then there are no folds, as nobody needs them.
@@ -77,19 +77,23 @@ Status Source::Refresh(std::optional<std::uint64_t> version) {
   return Annotate(std::move(status).error(), "the hook before reading failed");
 }
 
+double Source::WaitSeconds() const {
+  return options_.wait_seconds.value_or(is_directory() ? 0 : kRemoteWaitSeconds);
+}
+
 // Tries again, with growing pauses, as long as something may appear and time is left.
 template <typename Try>
-auto Source::Wait(std::uint64_t version, const Try& attempt) -> decltype(attempt()) {
+auto Source::Wait(std::uint64_t version, const base::CancelToken* cancel, const Try& attempt)
+    -> decltype(attempt()) {
   using Clock = std::chrono::steady_clock;
-  const double seconds = options_.wait_seconds.value_or(is_directory() ? 0 : kRemoteWaitSeconds);
-  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
+  const auto deadline = Clock::now() + std::chrono::duration<double>(WaitSeconds());
   auto pause = std::chrono::milliseconds(50);
   while (true) {
     auto result = attempt();
     if (result || !MayAppear(result.error()) || Clock::now() + pause > deadline) return result;
     const auto until = Clock::now() + pause;
     while (Clock::now() < until) {
-      if (options_.cancel != nullptr) SYNCLINE_TRY(options_.cancel->Check());
+      if (cancel != nullptr) SYNCLINE_TRY(cancel->Check());
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     pause = std::min(2 * pause, std::chrono::milliseconds(2000));
@@ -173,7 +177,7 @@ Result<bool> Source::Has(std::uint64_t version) {
 }
 
 Result<Described> Source::Describe(std::uint64_t version) {
-  auto described = Wait(version, [&] { return DescribeNow(version); });
+  auto described = Wait(version, options_.cancel, [&] { return DescribeNow(version); });
   if (!described && !is_directory() && described.error().message.find(url()) == std::string::npos) {
     return Annotate(std::move(described).error(), url());
   }
@@ -308,9 +312,7 @@ Status Source::CheckSigned(Described& version) {
                                         kMaxSignatureBytes));
   auto signer = CheckSignature(version.manifest->text, signature.value_or(""), keys_);
   if (!signer) {
-    return Annotate(std::move(signer).error(),
-                    version.is_fold() ? fmt::format("{} of {}", version.folder, url())
-                                      : fmt::format("version {} of {}", version.number, url()));
+    return Annotate(std::move(signer).error(), fmt::format("{} of {}", NameOf(version), url()));
   }
   version.signed_by = *std::move(signer);
   return {};
@@ -319,10 +321,9 @@ Status Source::CheckSigned(Described& version) {
 Result<std::string> Source::Bring(const Described& version, Part part, const std::string& spool,
                                   base::ThreadPool& pool, base::Progress& progress) {
   const auto bring = [&] { return BringNow(version, part, spool, pool, progress); };
-  auto directory = version.is_fold() ? bring() : Wait(version.number, bring);
+  auto directory = version.is_fold() ? bring() : Wait(version.number, options_.cancel, bring);
   if (directory) return directory;
-  return Annotate(std::move(directory).error(),
-                  version.is_fold() ? version.folder : fmt::format("version {}", version.number));
+  return Annotate(std::move(directory).error(), NameOf(version));
 }
 
 Result<std::string> Source::BringNow(const Described& version, Part part, const std::string& spool,
@@ -340,27 +341,106 @@ Result<std::string> Source::BringNow(const Described& version, Part part, const 
     }
     return inside(version.directory);
   }
+  SYNCLINE_ASSIGN(std::vector<FetchFile> wanted, WantedFiles(version, part, spool));
+  SYNCLINE_ASSIGN(const auto fetch,
+                  Fetch::Plan(*objects_, *local_, std::move(wanted), {}, options_.cancel));
+  SYNCLINE_TRY(fetch->Run(pool, progress));
+  return inside(base::JoinPath(spool, version.folder));
+}
+
+Result<std::vector<FetchFile>> Source::WantedFiles(const Described& version, Part part,
+                                                   const std::string& spool) {
   const std::string to = base::JoinPath(spool, version.folder);
   std::vector<FetchFile> wanted;
+  const auto add = [&](const std::string& name, std::uint64_t bytes, const std::string& sha256) {
+    wanted.push_back({.version = version.number,
+                      .key = base::JoinPath(version.directory, name),
+                      .path = base::JoinPath(to, name),
+                      .bytes = bytes,
+                      .sha256 = sha256,
+                      .may_appear = !version.is_fold()});
+  };
   if (version.manifest) {
     for (const ManifestFile& file : version.manifest->manifest.files) {
       if (IsOfFullCopy(file.name) != (part == Part::kFullCopy)) continue;
-      wanted.push_back(
-          {base::JoinPath(version.directory, file.name), file.name, file.bytes, file.sha256});
+      add(file.name, file.bytes, file.sha256);
     }
-  } else {
-    // What the version's own files name, and what can be listed beside them.
-    SYNCLINE_ASSIGN(const std::vector<std::string> names,
-                    ListForeignFiles(*files_, version.directory, version.delta.has_value(),
-                                     objects_->can_list()));
-    for (const std::string& name : names) {
-      const std::string key = base::JoinPath(version.directory, name);
-      SYNCLINE_ASSIGN(const base::FileInfo info, files_->Stat(key));
-      wanted.push_back({key, name, info.size, ""});
-    }
+    return wanted;
   }
-  SYNCLINE_TRY(Fetch(*objects_, wanted, *local_, to, pool, progress, options_.cancel));
-  return inside(to);
+  // What the version's own files name, and what can be listed beside them.
+  SYNCLINE_ASSIGN(const std::vector<std::string> names,
+                  ListForeignFiles(*files_, version.directory, version.delta.has_value(),
+                                   objects_->can_list()));
+  for (const std::string& name : names) {
+    SYNCLINE_ASSIGN(const base::FileInfo info,
+                    files_->Stat(base::JoinPath(version.directory, name)));
+    add(name, info.size, "");
+  }
+  return wanted;
+}
+
+Result<std::unique_ptr<Arrival>> Source::StartBringing(std::span<const Described> deltas,
+                                                       const std::string& spool,
+                                                       base::ThreadPool& pool,
+                                                       base::Progress& progress) {
+  if (is_directory()) return StartChecking(deltas, pool);
+  std::vector<FetchFile> wanted;
+  for (const Described& version : deltas) {
+    if (!version.manifest) {
+      SYNCLINE_TRY(Bring(version, Part::kVersion, spool, pool, progress));
+      continue;
+    }
+    SYNCLINE_ASSIGN(std::vector<FetchFile> more, WantedFiles(version, Part::kVersion, spool));
+    std::ranges::move(more, std::back_inserter(wanted));
+  }
+  return Arrival::Fetching(*objects_, *local_, spool, std::move(wanted),
+                           {.wait_seconds = WaitSeconds(),
+                            .refresh = [this](std::uint64_t version) { return Refresh(version); },
+                            .ends_first = true},
+                           pool.size(), progress, options_.cancel);
+}
+
+// Whether the files have their sizes is known when it returns.
+Result<std::unique_ptr<Arrival>> Source::StartChecking(std::span<const Described> deltas,
+                                                       base::ThreadPool& pool) {
+  struct Delta {
+    std::uint64_t number;
+    std::string name;
+    std::string directory;
+    Manifest manifest;  // its files only
+    bool may_appear;
+  };
+  std::vector<Delta> checked;
+  for (const Described& version : deltas) {
+    if (!version.manifest) continue;
+    checked.push_back({version.number, NameOf(version), version.directory, {}, !version.is_fold()});
+    checked.back().manifest.files = version.manifest->manifest.files;
+  }
+  const auto check = [this](const Delta& delta, bool hash, base::ThreadPool& with,
+                            const base::CancelToken* cancel) -> Status {
+    const auto look = [&] {
+      return CheckFiles(*files_, delta.directory, delta.manifest, Part::kVersion, hash, with,
+                        cancel);
+    };
+    Status status = delta.may_appear ? Wait(delta.number, cancel, look) : look();
+    if (status) return {};
+    return Annotate(std::move(status).error(), delta.name);
+  };
+  for (const Delta& delta : checked) {
+    Status right = check(delta, false, pool, options_.cancel);
+    if (!right) return Arrival::Ended(*files_, path(), {std::move(right), delta.number});
+  }
+  return Arrival::Checking(
+      *files_, path(),
+      [checked = std::move(checked), check](base::ThreadPool& own,
+                                            const base::CancelToken* cancel) -> Arrival::Verdict {
+        for (const Delta& delta : checked) {
+          Status right = check(delta, true, own, cancel);
+          if (!right) return {std::move(right), delta.number};
+        }
+        return {};
+      },
+      pool.size(), options_.cancel);
 }
 
 }  // namespace syncline::store

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "base/progress.h"
 #include "base/thread_pool.h"
 #include "objects/object_store.h"
+#include "store/arrival.h"
 #include "store/folds.h"
 #include "store/manifest.h"
 #include "store/signature.h"
@@ -28,7 +30,8 @@ struct SourceOptions {
   // visible; nothing: 30 for a store that is not a directory, 0 for a directory.
   std::optional<double> wait_seconds;
   // Called before the store is read, and again while something is waited for: a place to refresh a
-  // mount. `version`: the one that is wanted; nothing: the newest.
+  // mount. `version`: the one that is wanted; nothing: the newest. Comes from any thread, but from
+  // one at a time.
   std::function<base::Status(std::optional<std::uint64_t> version)> before_read;
   const base::CancelToken* cancel = nullptr;  // of every call; must outlive the source
 };
@@ -107,6 +110,18 @@ class Source {
   base::Result<std::string> Bring(const Described& version, Part part, const std::string& spool,
                                   base::ThreadPool& pool, base::Progress& progress);
 
+  // Begins to bring deltas (or folds), all at once, and returns while they are on their way: what
+  // has come can be read at Arrival::path() in Arrival::files(), and Arrival::Wait() says whether it
+  // was right, by the same rules and with the same errors as Bring. Of a store that is a directory
+  // only the SHA-256 is left to be checked then; where a size is wrong, it has ended. Where nothing
+  // vouches for the bytes of a version, because it has no manifest, it is brought before this
+  // returns. As many threads as `pool` has work beside it. The source and `progress` must outlive
+  // what is returned; two that are at work must not use one spool.
+  base::Result<std::unique_ptr<Arrival>> StartBringing(std::span<const Described> deltas,
+                                                       const std::string& spool,
+                                                       base::ThreadPool& pool,
+                                                       base::Progress& progress);
+
  private:
   Source() = default;
 
@@ -115,9 +130,15 @@ class Source {
   base::Result<std::string> BringNow(const Described& version, Part part, const std::string& spool,
                                      base::ThreadPool& pool, base::Progress& progress);
   base::Result<Described> ReadFold(const FoldRange& range);
+  base::Result<std::vector<FetchFile>> WantedFiles(const Described& version, Part part,
+                                                   const std::string& spool);
+  base::Result<std::unique_ptr<Arrival>> StartChecking(std::span<const Described> deltas,
+                                                       base::ThreadPool& pool);
+  double WaitSeconds() const;
   base::Status CheckSigned(Described& version);
   template <typename Try>
-  auto Wait(std::uint64_t version, const Try& attempt) -> decltype(attempt());
+  auto Wait(std::uint64_t version, const base::CancelToken* cancel, const Try& attempt)
+      -> decltype(attempt());
 
   base::FileSystem* local_ = nullptr;
   std::unique_ptr<objects::ObjectStore> objects_;

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "checkpoint/components.h"
 #include "checkpoint/safetensors.h"
@@ -112,7 +113,68 @@ Status AddDeltaFile(FileSystem& files, const std::string& name, std::set<std::st
   return {};
 }
 
+// One file of a compact delta.
+Status AddCompactFile(FileSystem& files, const std::string& name, Version& version) {
+  const std::string path = base::JoinPath(version.directory, name);
+  SYNCLINE_ASSIGN(const auto file, files.Open(path, base::OpenMode::kRead));
+  SYNCLINE_ASSIGN(const base::FileInfo info, file->Stat());
+  const auto read = [&]() -> Result<delta::CompactTable> {
+    if (info.size < delta::kCompactPreambleBytes + delta::kCompactTrailerBytes) {
+      return Fail(Code::kCorrupt, fmt::format("a file of {} bytes is no delta file", info.size));
+    }
+    std::array<std::byte, delta::kCompactTrailerBytes> trailer;
+    SYNCLINE_TRY(base::ReadExactly(*file, trailer, info.size - trailer.size()));
+    SYNCLINE_ASSIGN(const delta::CompactTableRange range,
+                    delta::ReadCompactTrailer(trailer, info.size));
+    std::vector<std::byte> bytes(range.bytes + trailer.size());
+    SYNCLINE_TRY(base::ReadExactly(*file, bytes, range.offset));
+    std::array<std::byte, delta::kCompactPreambleBytes> preamble;
+    SYNCLINE_TRY(base::ReadExactly(*file, preamble, 0));
+    if (base::AsText(preamble) != delta::kCompactPreamble) {
+      return Fail(Code::kIncompatible,
+                  fmt::format("it does not begin with {}", delta::kCompactPreamble));
+    }
+    return delta::ReadCompactTable(bytes, range);
+  };
+  auto table = read();
+  if (!table) return Annotate(std::move(table).error(), path);
+  for (const delta::CompactCell& cell : table->cells) {
+    std::uint64_t bytes = 0;
+    for (const delta::CompactFrame& frame : cell.frames) bytes += frame.bytes;
+    for (const delta::CompactTensor& tensor : cell.tensors) {
+      version.tensors.push_back({.name = tensor.name,
+                                 .hash = tensor.hash,
+                                 .file = version.files.size(),
+                                 .offset = cell.frames.front().offset,
+                                 .bytes = std::exchange(bytes, 0),
+                                 .digest = tensor.digest});
+    }
+  }
+  version.tables.push_back(*std::move(table));
+  version.files.push_back(name);
+  return {};
+}
+
+Status ReadCompactFiles(FileSystem& files, const checkpoint::Index& index, Version& version) {
+  std::set<std::string> names;
+  for (const auto& [listing, file] : index.weight_map) {
+    if (listing != CompactListing(file)) {
+      return Fail(Code::kCorrupt, fmt::format("the index lists {} as {}, expected {}", file,
+                                              listing, CompactListing(file)));
+    }
+    names.insert(file);
+  }
+  for (const std::string& name : names) SYNCLINE_TRY(AddCompactFile(files, name, version));
+  std::ranges::sort(version.tensors, {}, &DeltaTensor::name);
+  const auto twice = std::ranges::adjacent_find(version.tensors, {}, &DeltaTensor::name);
+  if (twice == version.tensors.end()) return {};
+  return Fail(Code::kCorrupt, fmt::format("tensor {} is in it twice", twice->name));
+}
+
 Status ReadDeltaFiles(FileSystem& files, const checkpoint::Index& index, Version& version) {
+  if (version.delta->encoding == delta::Encoding::kCompact) {
+    return ReadCompactFiles(files, index, version);
+  }
   std::map<std::string, std::set<std::string>> by_file;
   for (const auto& [tensor, file] : index.weight_map) by_file[file].insert(tensor);
   for (auto& [file, tensors] : by_file) {
@@ -123,6 +185,10 @@ Status ReadDeltaFiles(FileSystem& files, const checkpoint::Index& index, Version
 }
 
 }  // namespace
+
+std::string CompactListing(std::string_view file) {
+  return fmt::format("syncline.{}", file.substr(0, file.rfind('.')));
+}
 
 std::string VersionName(std::uint64_t version) { return fmt::format("{}{:06}", kPrefix, version); }
 
@@ -171,6 +237,11 @@ Result<std::optional<DeltaInfo>> ParseDeltaInfo(const Json::Object& metadata) {
   }
   info.encoding = *known_encoding;
   info.checksum = *known_checksum;
+  if (info.encoding == delta::Encoding::kCompact && info.checksum != tensor::HashKind::kXxh3) {
+    return Fail(Code::kIncompatible,
+                fmt::format("compact with the checksum {}, expected {}", Name(info.checksum),
+                            Name(tensor::HashKind::kXxh3)));
+  }
   return info;
 }
 

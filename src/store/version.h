@@ -11,8 +11,10 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/index.h"
+#include "delta/compact_table.h"
 #include "delta/encoding.h"
 #include "objects/object_store.h"
+#include "tensor/digest.h"
 #include "tensor/hash.h"
 
 namespace syncline::store {
@@ -20,6 +22,10 @@ namespace syncline::store {
 // "weight_v000123"
 std::string VersionName(std::uint64_t version);
 std::optional<std::uint64_t> ParseVersionName(std::string_view name);
+
+// The name by which an index lists a file of a compact delta: "syncline.delta-00000" for
+// "delta-00000.syncline".
+std::string CompactListing(std::string_view file);
 
 // What the index metadata of a delta says.
 struct DeltaInfo {
@@ -34,13 +40,15 @@ base::Json::Object DeltaMetadata(const DeltaInfo& info);
 // that we do not know, kCorrupt for fields that are missing or wrong.
 base::Result<std::optional<DeltaInfo>> ParseDeltaInfo(const base::Json::Object& metadata);
 
-// The frame of one changed tensor.
+// The frame of one changed tensor, or its part in frames of several (compact).
 struct DeltaTensor {
   std::string name;
   std::string hash;          // of the new bytes, lower-case hex of DeltaInfo::checksum
   std::size_t file = 0;      // index into Version::files
-  std::uint64_t offset = 0;  // of the frame in that file
-  std::uint64_t bytes = 0;   // of the frame
+  std::uint64_t offset = 0;  // of the frame in that file; of a cell's frames
+  std::uint64_t bytes = 0;   // of the frame; of a cell's frames, and 0 for all but its first tensor
+  // Of the whole new tensor. Nothing: the encoding carries none, as xor and overwrite.
+  std::optional<tensor::Digest> digest;
 };
 
 // A version (or fold, see folds.h) whose index, and for a delta whose file headers, were read and
@@ -48,9 +56,10 @@ struct DeltaTensor {
 struct Version {
   std::uint64_t number = 0;
   std::string directory;
-  std::optional<DeltaInfo> delta;    // nothing: a full version, to be opened as a checkpoint
-  std::vector<std::string> files;    // of a delta, relative to the directory
-  std::vector<DeltaTensor> tensors;  // of a delta, by name
+  std::optional<DeltaInfo> delta;           // nothing: a full version, to be opened as a checkpoint
+  std::vector<std::string> files;           // of a delta, relative to the directory
+  std::vector<DeltaTensor> tensors;         // of a delta, by name
+  std::vector<delta::CompactTable> tables;  // of a compact delta, of each of its files
 };
 
 // Errors name the version and the file. A directory without index is a full version if it holds

@@ -52,6 +52,8 @@ std::uint32_t UnitBytes(Dtype dtype) { return Bits(dtype) >= 16 ? 2 : 1; }
 
 std::uint32_t UnitsPerElement(Dtype dtype) { return std::max(Bits(dtype) / 16, 1U); }
 
+std::uint32_t DigestUnitBytes(Dtype dtype) { return Bits(dtype) >= 32 ? 4 : UnitBytes(dtype); }
+
 base::Result<std::uint64_t> ElementCount(Shape shape) {
   std::uint64_t count = 1;
   for (const std::uint64_t size : shape) {

@@ -56,6 +56,10 @@ std::uint32_t UnitBytes(Dtype dtype);
 // counted each unit counts as one.
 std::uint32_t UnitsPerElement(Dtype dtype);
 
+// The additive digest (digest.h) sees a tensor as units of 4 bytes where elements have four or
+// more, of 2 where they have two, else of 1. Divides the byte size of every tensor of that type.
+std::uint32_t DigestUnitBytes(Dtype dtype);
+
 using Shape = std::span<const std::uint64_t>;
 
 // Number of elements; 1 for the empty shape. kCorrupt if the product does not fit 64 bits.

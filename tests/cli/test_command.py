@@ -91,6 +91,25 @@ def test_reports(cli: Cli, store: Path, replica: Path, rng, tmp_path: Path) -> N
     assert {t["name"] for t in frames} == {n for n in first if different(first[n], second[n])}
 
 
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+def test_ways_to_verify(
+    cli: Cli, store: Path, replica: Path, rng, tmp_path: Path, encoding: str
+) -> None:
+    """These encodings carry no digests, so only the hash will do; a full version needs none."""
+    first = random_tensors(rng, ("BF16", "F32"))
+    write_checkpoint(tmp_path / "a", first)
+    write_checkpoint(tmp_path / "b", changed(rng, first, density=0.02))
+    cli.ok("publish", tmp_path / "a", "--to", store)
+    cli.ok("publish", tmp_path / "b", "--to", store, "--encoding", encoding)
+    pull = ("pull", "--from", store, "--into", replica)
+    cli.fails(*pull, "--verify", "fast", naming=["fast", "hash, chained or full"], codes=[2])
+    cli.ok(*pull, "--verify", "chained", "--version", 0)
+    for verify in ("chained", "full"):
+        cli.fails(*pull, "--verify", verify, naming=["version 1", encoding, "no digest"], codes=[7])
+        assert cli.ok("verify", replica)["versions"] == [0]
+    assert cli.ok(*pull, "--verify", "hash")["applied"] == [1]
+
+
 def test_log_lists_a_broken_version(cli: Cli, store: Path, rng, tmp_path: Path) -> None:
     tensors = random_tensors(rng, ("BF16",))
     write_delta(store, 1, tensors, changed(rng, tensors))

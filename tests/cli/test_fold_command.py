@@ -31,11 +31,12 @@ def steps(cli: Cli, store: Path, tmp_path: Path, rng: np.random.Generator) -> li
     return steps
 
 
+@pytest.mark.parametrize("encoding", ["xor", "compact", "compact-gap", "auto"])
 def test_what_it_says_and_makes(
-    cli: Cli, store: Path, replica: Path, steps: list[Tensors], tmp_path: Path
+    cli: Cli, store: Path, replica: Path, steps: list[Tensors], tmp_path: Path, encoding: str
 ) -> None:
     cli.ok("pull", "--from", store, "--into", replica, "--version", 1)
-    made = cli.ok("fold", store, "1..4")
+    made = cli.ok("fold", store, "1..4", "--encoding", encoding)
     assert (made["from_version"], made["to_version"]) == (1, 4)
     assert made["url"] == str(store / FOLD)
     assert made["bytes"] == sum(path.stat().st_size for path in (store / FOLD).iterdir())

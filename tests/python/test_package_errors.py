@@ -184,6 +184,7 @@ def test_each_failure_has_its_class(chain: Path, replica: Path, tmp_path: Path) 
         (lambda path: syncline.pull(path, path, version=-1), "version -1"),
         (lambda path: syncline.pull(path, path, version=2**64), "version 18446744073709551616"),
         (lambda path: syncline.pull(path, path, threads=100_000), "threads=100000"),
+        (lambda path: syncline.pull(path, path, verify="fast"), "fast.*hash, chained or full"),
         (lambda path: syncline.verify("a\0b"), "path: "),
         (lambda path: syncline.log(""), "store: ''"),
         (lambda path: syncline.open_checkpoint(""), "path: ''"),
@@ -203,11 +204,20 @@ def test_arguments_of_another_type(tmp_path: Path) -> None:
     for call in (
         lambda: syncline.pull(3, tmp_path),
         lambda: syncline.pull(tmp_path, tmp_path, version="1"),
+        lambda: syncline.pull(tmp_path, tmp_path, verify=True),
         lambda: syncline.Publisher(tmp_path, threads="2"),
         lambda: syncline.Publisher(tmp_path, encoding=1),
     ):
         with pytest.raises(TypeError):
             call()
+
+
+def test_digests_are_needed_to_verify_by_them(chain: Path, replica: Path) -> None:
+    syncline.pull(chain, replica, version=1, verify="hash")
+    for verify in ("chained", "full"):
+        with pytest.raises(syncline.IncompatibleError, match=f"version 2: .* no digest.*{verify}"):
+            syncline.pull(chain, replica, verify=verify)
+        assert syncline.verify(replica).versions == [1]
 
 
 def test_a_damaged_version_is_listed(chain: Path) -> None:

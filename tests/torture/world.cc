@@ -105,8 +105,13 @@ void World::PlanNext() {
 }
 
 Result<store::Publisher> World::OpenPublisher(FileSystem& files, const std::string& store) {
-  const delta::Encoding encoding =
-      dice_.Percent(50) ? delta::Encoding::kXor : delta::Encoding::kOverwrite;
+  using delta::CompactForm;
+  using delta::Encoding;
+  const delta::EncodingChoice encoding =
+      dice_.Percent(30)   ? delta::EncodingChoice(Encoding::kXor)
+      : dice_.Percent(30) ? delta::EncodingChoice(Encoding::kOverwrite)
+      : dice_.Percent(60) ? delta::EncodingChoice(Encoding::kCompact)
+                          : delta::EncodingChoice(Encoding::kCompact, CompactForm::kGaps);
   std::vector<tensor::TensorView> held;
   if (newest() > 0) held = model_.Views(versions_[newest() - 1]);
   return store::Publisher::Open(
