@@ -17,8 +17,10 @@
 #include "bindings.h"
 #include "call.h"
 #include "control.h"
+#include "delta/encoding.h"
 #include "reading.h"
 #include "replica/changes.h"
+#include "replica/fold.h"
 #include "store/history.h"
 
 namespace nb = nanobind;
@@ -114,6 +116,39 @@ nb::dict Verify(const nb::bytes& path, std::optional<std::uint64_t> version, boo
   return result;
 }
 
+nb::dict Fold(const nb::bytes& store, std::uint64_t from, std::uint64_t to, const nb::bytes& base,
+              const nb::bytes& work_directory, const std::string& encoding, double link_gbps,
+              const nb::bytes& signing_key, std::size_t threads, const Reading& reading) {
+  const auto known = delta::ChooseEncoding(encoding, link_gbps);
+  if (!known) Raise(known.error());
+  const std::string path = ToPath(store);
+  CancelToken cancel;
+  replica::FoldOptions options = {.from = from,
+                                  .to = to,
+                                  .base = ToPath(base),
+                                  .work_directory = ToPath(work_directory),
+                                  .encoding = *known,
+                                  .signing_key = ToPath(signing_key),
+                                  .threads = threads,
+                                  .cancel = &cancel};
+  const replica::FoldReport report = CallReading(reading, cancel, [&](store::SourceOptions source) {
+    options.source = std::move(source);
+    return replica::Fold(FileSystem::Posix(), path, options);
+  });
+  nb::dict result;
+  result["from_version"] = report.from;
+  result["to_version"] = report.to;
+  result["identity"] = report.identity;
+  result["tensors"] = report.tensors;
+  result["tensors_changed"] = report.tensors_changed;
+  result["elements"] = report.elements;
+  result["elements_changed"] = report.elements_changed;
+  result["bytes"] = report.bytes;
+  result["bytes_without"] = report.bytes_without;
+  result["seconds"] = report.seconds;
+  return result;
+}
+
 nb::dict Changes(const nb::bytes& replica, std::uint64_t since) {
   const std::string path = ToPath(replica);
   const replica::ChangeSummary summary = Call(
@@ -179,6 +214,9 @@ void BindReplica(nb::module_& module) {
   module.def("undo", &Undo, nb::arg("replica"), nb::arg("threads"));
   module.def("verify", &Verify, nb::arg("path"), nb::arg("version").none(), nb::arg("repair"),
              nb::arg("store"), nb::arg("seed"), nb::arg("threads"), nb::arg("reading"));
+  module.def("fold", &Fold, nb::arg("store"), nb::arg("from_version"), nb::arg("to_version"),
+             nb::arg("base"), nb::arg("work_directory"), nb::arg("encoding"), nb::arg("link_gbps"),
+             nb::arg("signing_key"), nb::arg("threads"), nb::arg("reading"));
   module.def("changes", &Changes, nb::arg("replica"), nb::arg("since"));
   module.def("log", &Log, nb::arg("store"), nb::arg("reading"));
 }

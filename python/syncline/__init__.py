@@ -25,9 +25,10 @@ from ._engine import Engine
 from ._publisher import Publisher
 from ._pulling import Pulling
 from ._reading import Connection
-from ._replica import changes, log, pull, undo, verify
+from ._replica import changes, fold, log, pull, undo, verify
 from ._reports import (
     ChangeSummary,
+    FoldReport,
     PublishReport,
     PullReport,
     UndoReport,
@@ -65,6 +66,7 @@ __all__ = [
     "CorruptError",
     "Engine",
     "Error",
+    "FoldReport",
     "IncompatibleError",
     "InternalError",
     "InvalidArgumentError",
@@ -88,6 +90,7 @@ __all__ = [
     "VersionInfo",
     "__version__",
     "changes",
+    "fold",
     "log",
     "open_checkpoint",
     "pull",

@@ -73,6 +73,18 @@ def verify(
     threads: int,
     reading: Reading,
 ) -> dict[str, Any]: ...
+def fold(
+    store: bytes,
+    from_version: int,
+    to_version: int,
+    base: bytes,
+    work_directory: bytes,
+    encoding: str,
+    link_gbps: float,
+    signing_key: bytes,
+    threads: int,
+    reading: Reading,
+) -> dict[str, Any]: ...
 def changes(replica: bytes, since: int) -> dict[str, Any]: ...
 def log(store: bytes, reading: Reading) -> list[dict[str, Any]]:
     """Rows for VersionInfo, with created_ns (since the epoch) in place of created."""

@@ -20,7 +20,14 @@ from ._arguments import (
 )
 from ._pulling import Pulling
 from ._reading import Connection, core_reading
-from ._reports import ChangeSummary, PullReport, UndoReport, VerifyReport, VersionInfo
+from ._reports import (
+    ChangeSummary,
+    FoldReport,
+    PullReport,
+    UndoReport,
+    VerifyReport,
+    VersionInfo,
+)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -195,6 +202,65 @@ def verify(
         core_reading(trust, wait, before_read, connection),
     )
     return VerifyReport(**report)
+
+
+def fold(
+    store: StrPath,
+    from_version: SupportsIndex,
+    to_version: SupportsIndex,
+    *,
+    base: StrPath | None = None,
+    work_directory: StrPath | None = None,
+    encoding: Literal["xor", "overwrite", "compact", "compact-gap", "auto"] = "xor",
+    link_gbps: float = 0.0,
+    signing_key: StrPath | None = None,
+    threads: SupportsIndex | None = None,
+    trust: Iterable[StrPath] = (),
+    wait: float | None = None,
+    before_read: BeforeRead | None = None,
+    connection: Connection | None = None,
+) -> FoldReport:
+    """Makes one delta of those between two versions of a store, and puts it beside the versions.
+
+    Whoever holds the first version, or comes by it, reads that instead wherever it has fewer bytes.
+    Both versions are made as checkpoints first, so there must be room for two models, and for one
+    with `base`. May run beside a publisher and readers.
+
+    Args:
+        store: its directory, or s3://bucket/prefix.
+        from_version: the version that it builds on.
+        to_version: the version that it makes.
+        base: checkpoint or replica that is `from_version`, which nothing may change meanwhile; None
+            to make it from the store.
+        work_directory: where both are made; None for a place inside the store, or below $TMPDIR.
+        encoding, link_gbps: as of `Publisher`.
+        signing_key: private key (a PEM file) that signs it. Readers with `trust` need it.
+        threads, trust, wait, before_read, connection: as in `pull`.
+
+    Raises:
+        NotFoundError: a version is not in the store, or the store does not lead to `from_version`,
+            so that `base` is needed.
+        AlreadyExistsError: there is such a fold.
+        ChecksumMismatchError, OutOfOrderError: `base` is not that version.
+        InvalidArgumentError, IncompatibleError: the versions are no two that can be folded.
+        LockedError: another fold is at work there.
+    """
+    first, last = version_number(from_version), version_number(to_version)
+    if first is None or last is None:
+        raise TypeError("expected the numbers of two versions, found None")
+    report = _core.fold(
+        store_bytes("store", store),
+        first,
+        last,
+        optional_path("base", base),
+        optional_path("work_directory", work_directory),
+        encoding,
+        float(link_gbps),
+        optional_path("signing_key", signing_key),
+        thread_count(threads),
+        core_reading(trust, wait, before_read, connection),
+    )
+    return FoldReport(**report)
 
 
 def changes(replica: StrPath, since: SupportsIndex) -> ChangeSummary:

@@ -75,6 +75,35 @@ class PullReport:
 
 
 @dataclass(frozen=True)
+class FoldReport:
+    """A fold that was made.
+
+    Attributes:
+        from_version: the version that it builds on.
+        to_version: the version that it makes.
+        identity: SHA-256 of its manifest.
+        tensors: number of tensors of the model.
+        tensors_changed: how many of them differ between both versions.
+        elements: number of elements of the model.
+        elements_changed: how many of them differ between both versions.
+        bytes: size of all its files.
+        bytes_without: size of what else leads from one to the other; None if nothing does.
+        seconds: time that it took.
+    """
+
+    from_version: int
+    to_version: int
+    identity: str
+    tensors: int
+    tensors_changed: int
+    elements: int
+    elements_changed: int
+    bytes: int
+    bytes_without: int | None
+    seconds: float
+
+
+@dataclass(frozen=True)
 class UndoReport:
     """A pull that was taken back.
 

@@ -101,7 +101,8 @@ std::string_view UsualStem(std::string_view folder) {
 }
 
 bool IsComponentName(std::string_view folder) {
-  if (folder.empty() || folder.starts_with('.') || folder.starts_with("weight_v")) return false;
+  if (folder.empty() || folder.starts_with('.')) return false;
+  if (folder.starts_with("weight_v") || folder.starts_with("fold_v")) return false;
   if (folder.size() > kMaxNameBytes || folder.contains('/') || !base::IsInsidePath(folder)) {
     return false;
   }

@@ -31,8 +31,8 @@ struct Component {
 };
 
 // The root alone if it holds weights; else every sub-folder (one level down) that does, by name;
-// nothing if there is none. Hidden sub-folders and versions of a store (weight_v…) do not count.
-// kCorrupt where a component has both stems. Opens no weight file.
+// nothing if there is none. Hidden sub-folders and those of a store (weight_v…, fold_v…) do not
+// count. kCorrupt where a component has both stems. Opens no weight file.
 base::Result<std::vector<Component>> FindComponents(base::FileSystem& files,
                                                     const std::string& directory);
 

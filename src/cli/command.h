@@ -39,6 +39,7 @@ void AddKeygen(CLI::App& app, Session& session);
 void AddLog(CLI::App& app, Session& session);
 void AddShow(CLI::App& app, Session& session);
 void AddDiff(CLI::App& app, Session& session);
+void AddFold(CLI::App& app, Session& session);
 void AddGc(CLI::App& app, Session& session);
 void AddServe(CLI::App& app, Session& session);
 

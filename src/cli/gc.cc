@@ -44,18 +44,24 @@ Result<Output> Gc(const Session& session, const Options& options) {
   output.text = fmt::format("{}removed {}, {}; kept {}\n", gc.dry_run ? "would have " : "",
                             Several(report.removed), base::HumanBytes(report.bytes_removed),
                             Several(report.kept));
+  if (!report.folds_removed.empty()) {
+    output.text += fmt::format("{} folds: {}\n", gc.dry_run ? "would have removed" : "removed",
+                               fmt::join(report.folds_removed, ", "));
+  }
   if (!report.waiting.empty()) {
     output.text += fmt::format("in their time of grace: {}\n", Several(report.waiting));
   }
   if (!report.leased.empty()) {
     output.text += fmt::format("held by readers: {}\n", Several(report.leased));
   }
-  output.json = Json(Json::Object{{"kept", Numbers(report.kept)},
-                                  {"removed", Numbers(report.removed)},
-                                  {"waiting", Numbers(report.waiting)},
-                                  {"leased", Numbers(report.leased)},
-                                  {"bytes_removed", report.bytes_removed},
-                                  {"dry_run", gc.dry_run}});
+  output.json = Json(Json::Object{
+      {"kept", Numbers(report.kept)},
+      {"removed", Numbers(report.removed)},
+      {"waiting", Numbers(report.waiting)},
+      {"leased", Numbers(report.leased)},
+      {"folds_removed", Json::Array(report.folds_removed.begin(), report.folds_removed.end())},
+      {"bytes_removed", report.bytes_removed},
+      {"dry_run", gc.dry_run}});
   return output;
 }
 

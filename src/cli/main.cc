@@ -78,6 +78,7 @@ int Run(int argc, char** argv) {
   AddKeygen(app, session);
   AddShow(app, session);
   AddDiff(app, session);
+  AddFold(app, session);
   AddGc(app, session);
   AddServe(app, session);
   try {

@@ -46,6 +46,7 @@ Result<Output> Verify(const Session& session, const Options& options) {
   output.text += fmt::format("{} is whole: ", kind);
   if (report.kind == replica::VerifyReport::Kind::kStore) {
     output.text += fmt::format("{} versions, ", report.versions.size());
+    if (report.folds > 0) output.text += fmt::format("{} folds, ", report.folds);
   } else if (report.kind == replica::VerifyReport::Kind::kReplica) {
     output.text += fmt::format("version {}, ", report.versions.front());
   }
@@ -59,6 +60,7 @@ Result<Output> Verify(const Session& session, const Options& options) {
       Json(Json::Object{{"kind", kind},
                         {"ok", true},
                         {"versions", Json::Array(report.versions.begin(), report.versions.end())},
+                        {"folds", report.folds},
                         {"tensors", report.tensors},
                         {"tensors_hashed", report.tensors_hashed},
                         {"tensors_repaired", report.tensors_repaired},

@@ -13,6 +13,7 @@
 #include "base/temp_dir.h"
 #include "checkpoint/checkpoint.h"
 #include "objects/test_server.h"
+#include "replica/fold.h"
 #include "replica/overlapping_progress.h"
 #include "replica/replica.h"
 #include "replica/state.h"
@@ -40,7 +41,8 @@ FileSystem& files = FileSystem::Posix();
 // A store behind a server that a test can get between.
 class ArrivalTest : public testing::Test {
  protected:
-  // Called for each GET of a piece of a delta's shard but the first; serves it afterwards.
+  // Called for each GET of a piece of a delta's shard but the first, of a fold's with the version
+  // that it makes; serves it afterwards.
   using Hook = std::function<void(std::uint64_t version)>;
 
   ArrivalTest()
@@ -74,14 +76,15 @@ class ArrivalTest : public testing::Test {
   void Serve(const TestRequest& request, TestConnection& connection) {
     std::uint64_t first = 0;
     std::uint64_t last = 0;
+    const std::string folder = request.target.substr(1, request.target.find('/', 1) - 1);
     if (request.target.ends_with(kShard) && request.Range(first, last)) {
       const std::scoped_lock lock(mutex_);
-      pieces_.push_back(fmt::format("{}@{}", request.target.substr(1, 14), first / kPiece));
+      pieces_.push_back(fmt::format("{}@{}", folder, first / kPiece));
     }
     if (hook_ && first > 0) {
-      for (std::uint64_t version = 1; version < versions_.size(); ++version) {
-        if (request.target.ends_with(ShardOf(version))) hook_(version);
-      }
+      const auto fold = store::ParseFoldName(folder);
+      const auto version = fold ? fold->to : store::ParseVersionName(folder).value_or(0);
+      if (version > 0) hook_(version);
     }
     serve_(request, connection);
   }
@@ -204,6 +207,57 @@ TEST_F(ArrivalTest, ADamagedPieceIsTheChecksumsError) {
   Write(ShardOf(1), right);
   EXPECT_OK(PullTo(1));
   ExpectAt(1);
+}
+
+TEST_F(ArrivalTest, AFoldIsDecodedWhileItsLastPieceIsHeld) {
+  Publish();
+  ASSERT_OK(Fold(files, store_, {.from = 0, .to = 2, .durable = false, .threads = 2}));
+  hook_ = [&](std::uint64_t version) {
+    if (version == 2) AwaitJournal();
+    EXPECT_TRUE(HasBytesOf(0));
+  };
+  ASSERT_OK_AND_ASSIGN(const PullReport report, PullTo(3));
+  EXPECT_THAT(report.applied, ElementsAre(2, 3));
+  ExpectAt(3);
+  EXPECT_THAT(Pieces(),
+              testing::UnorderedElementsAre("fold_v000000_v000002@0", "fold_v000000_v000002@1",
+                                            "weight_v000003@0", "weight_v000003@1"));
+}
+
+// Of all that arrives the fold alone is left, whatever was read when it turned out to be bad; and
+// kept, if it is another's fault.
+TEST_F(ArrivalTest, WhatArrivedBadIsToBlame) {
+  Publish();
+  ASSERT_OK(Fold(files, store_, {.from = 0, .to = 2, .durable = false, .threads = 2}));
+  const std::string fold = fmt::format("{}/{}", store::FoldName({0, 2}), kShard);
+  const std::string right =
+      base::ReadText(files, base::JoinPath(store_, fold), std::uint64_t{1} << 30).value();
+  const std::string right_delta = ReadShard(3);
+  hook_ = [&](std::uint64_t version) {
+    if (version == 3) AwaitJournal();
+  };
+  for (const std::string& url : {server_.url(), store_}) {
+    const auto pull = [&] { return Pull(files, url, into_, {.version = 3, .threads = 2}); };
+    std::string wrong = right;
+    wrong.back() ^= 4;
+    Write(fold, wrong);
+    ASSERT_OK_AND_ASSIGN(const PullReport report, pull());
+    EXPECT_THAT(report.applied, ElementsAre(1, 2, 3));
+    ExpectAt(3);
+    Write(fold, right);
+    ASSERT_OK(Undo(files, into_, {}));
+    wrong = right_delta;
+    wrong.back() ^= 4;
+    Write(ShardOf(3), wrong);
+    EXPECT_ERROR(pull(), Code::kChecksumMismatch,
+                 fmt::format("{}/{} has the SHA-256 ", url, ShardOf(3)));
+    ExpectAt(0);
+    ExpectNoJournal();
+    const auto names = files.List(into_ + "/.weight_sync/fetch");
+    EXPECT_THAT(names.value_or(std::vector<std::string>()),
+                testing::Not(testing::Contains("weight_v000001")));
+    Write(ShardOf(3), right_delta);
+  }
 }
 
 // A hash may be written in capitals: what is decoded is right to the last bit, and yet it is not the

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,7 @@ struct Plan {
   Start kind = Start::kHeld;
   store::Described start;
   std::string seed;
-  std::vector<store::Described> deltas;  // after the start, in the order of their use
+  std::vector<store::Described> deltas;  // or folds, after the start, in the order of their use
   std::uint64_t bytes = 0;               // to be read from the store
 
   // Which part of `start` is the checkpoint to begin with.
@@ -30,13 +31,22 @@ struct Plan {
   std::uint64_t start_version() const { return kind == Start::kSeed ? 0 : start.number; }
 };
 
-// Walks from the target down its bases to the version that is held (of the same run), a full
-// version, or version 0; a full copy on the way is taken where that means fewer bytes. `held` may be
-// null; `seed` is the checkpoint that is version 0, empty if there is none. Only manifests and
-// indexes are read. kNotFound names the versions that the store lacks; kOutOfOrder where a delta
-// does not build on what is held, or versions do not belong together.
+// How a plan may use the folds of a store (store/folds.h).
+struct FoldUse {
+  bool use = true;
+  std::set<std::string> without;  // folders of those that turned out to be bad
+};
+
+// Looks for the way to the target with the fewest bytes to be read: down its bases, and by folds,
+// to the version that is held (of the same run), a full version, a full copy, or version 0, whose
+// seed counts as much as it has bytes. `held` may be null; `seed` is the checkpoint that is version
+// 0, empty if there is none. Only manifests and indexes are read; a fold counts if it leads to the
+// version that is there, from the one that is held or there. Where a single delta leads from what
+// is held to the target, nobody asks for folds. A fold that cannot be read is left alone, and never
+// the reason of an error. kNotFound names the versions that the store lacks; kOutOfOrder where a
+// delta does not build on what is held, or versions do not belong together.
 base::Result<Plan> MakePlan(store::Source& source, std::uint64_t target, const HeldVersion* held,
-                            const std::string& seed);
+                            const std::string& seed, const FoldUse& folds = {});
 
 // Is what the replica holds, by everything that the store says, its version of that number?
 base::Result<bool> IsHeld(store::Source& source, const HeldVersion& held,

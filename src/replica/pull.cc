@@ -9,11 +9,13 @@
 //    They are decoded while they arrive. The journals of the pull before serve undo until now;
 //    before the first byte moves its data is synced (that runs beside step 5's reading), and they
 //    go.
+// A fold that turns out to be bad, in 4 or before 5 has moved anything, is left alone: it goes on
+// at 3, from where the replica is, without it.
 //
 // Invariant: nothing of the replica changes before every file of the plan was there as a whole,
 // with the size and SHA-256 of its manifest. So whatever goes wrong while something still arrives,
 // and may come of wrong bytes, is judged when the end of the arrival is known: if that is an error,
-// it is the pull's; otherwise the work is done once more, from bytes that are proven.
+// it is the pull's (or the fold's); otherwise the work is done once more, from proven bytes.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -191,17 +193,23 @@ class Puller {
     if (held_ && target < held_->held.version && target != 0) return GoBack(target);
     // Target 0 is a reset: what is held does not lead there, unless it is version 0.
     const HeldVersion* from = held_ && held_->held.version <= target ? &held_->held : nullptr;
-    SYNCLINE_ASSIGN(const Plan plan, MakePlan(*source_, target, from, seed_));
+    SYNCLINE_ASSIGN(const Plan plan, MakePlan(*source_, target, from, seed_, folds_));
     if (plan.kind == Plan::Start::kHeld && plan.deltas.empty()) {
       SYNCLINE_ASSIGN(const bool same, IsUnchanged(target));
       if (same) return Keep();
       held_ = std::nullopt;
       return Advance(target);
     }
-    SYNCLINE_TRY(CheckDigests(options_.verify, plan.deltas));
+    for (const store::Described& delta : plan.deltas) {
+      const Status digests = CheckDigests(options_.verify, {&delta, 1});
+      if (!digests) return GoOnWithout(&delta, digests.error(), target);
+    }
     const auto lease = TakeLease(plan);
     arrival_.reset();  // of a plan that was given up; it has the same place
-    SYNCLINE_ASSIGN(std::vector<Version> deltas, Bring(plan));
+    const store::Described* reading = nullptr;
+    auto brought = Bring(plan, reading);
+    if (!brought) return GoOnWithout(BadDelta(plan.deltas, reading), brought.error(), target);
+    std::vector<Version>& deltas = *brought;
     SYNCLINE_ASSIGN(last_, LastPull::Open(state_));
     if (plan.kind != Plan::Start::kHeld) SYNCLINE_TRY(Reseed(plan));
     std::span<Version> chain = deltas;
@@ -214,7 +222,11 @@ class Puller {
         count = 1;
         applied = Apply(chain.first(count), described.first(count));
       }
-      if (!applied) return std::unexpected(std::move(applied).error());
+      if (!applied && touched_) return std::unexpected(std::move(applied).error());
+      if (!applied) {
+        const store::Described* one = count == 1 ? &described.front() : nullptr;
+        return GoOnWithout(BadDelta(plan.deltas, one), applied.error(), target);
+      }
       // What was held is damaged beyond healing, so another start is needed; once.
       if (!*applied) return Advance(target);
       SYNCLINE_TRY(LimitJournals());
@@ -222,6 +234,50 @@ class Puller {
       described = described.subspan(count);
     }
     return {};
+  }
+
+  // Which delta of the plan is to blame for an error: the one whose files did not arrive as they
+  // must, else `reading`. Null: none that is known.
+  const store::Described* BadDelta(std::span<const store::Described> deltas,
+                                   const store::Described* reading) const {
+    if (arrival_ == nullptr || !arrival_->ended() || arrival_->Wait()) return reading;
+    const auto failed = arrival_->failed_version();
+    if (!failed) return nullptr;
+    const auto found = std::ranges::find(deltas, *failed, &store::Described::number);
+    return found == deltas.end() ? nullptr : &*found;
+  }
+
+  // May an error say that a delta is not what it must be?
+  static bool IsOfBadFiles(Code code) {
+    switch (code) {
+      case Code::kInvalidArgument:
+      case Code::kNotFound:
+      case Code::kCorrupt:
+      case Code::kChecksumMismatch:
+      case Code::kIncompatible:
+      case Code::kOutOfOrder:
+      case Code::kLimitExceeded:
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  // `bad` (may be null) is to blame for an error, and nothing has moved since. If it is a fold,
+  // there may be another way to the target.
+  Status GoOnWithout(const store::Described* bad, const base::Error& error, std::uint64_t target) {
+    if (bad == nullptr || !bad->is_fold() || !IsOfBadFiles(error.code)) {
+      return std::unexpected(error);
+    }
+    const std::string fold = bad->folder;
+    base::Log(base::LogLevel::kWarning,
+              fmt::format("{} of {} is of no use, and another way is looked for: {}", fold,
+                          source_->url(), error.message));
+    folds_.without.insert(fold);
+    Status other = Advance(target);
+    if (other || other.error().code == Code::kCancelled) return other;
+    return Fail(error.code,
+                fmt::format("{}; without {}: {}", error.message, fold, other.error().message));
   }
 
   // What attempt() does with what arrives, by the invariant above.
@@ -363,25 +419,28 @@ class Puller {
   }
 
   Result<Version> ReadDelta(const store::Described& described) const {
-    SYNCLINE_ASSIGN(Version version,
-                    store::ReadVersion(arrival_->files(), arrival_->path(), described.number));
+    SYNCLINE_ASSIGN(Version version, store::ReadVersionIn(arrival_->files(), arrival_->path(),
+                                                          described.folder, described.number));
     SYNCLINE_TRY(CheckDelta(version, described));
     return version;
   }
 
-  // Step 4.
-  Result<std::vector<Version>> Bring(const Plan& plan) {
+  // Step 4. After an error `reading` is the delta whose headers were read; null: none.
+  Result<std::vector<Version>> Bring(const Plan& plan, const store::Described*& reading) {
     const std::string spool = state_.Path("fetch");
+    touched_ = false;
     shown_ = std::make_unique<OverlappingProgress>(progress_);
     SYNCLINE_ASSIGN(arrival_, source_->StartBringing(plan.deltas, spool, pool_, shown_->first()));
     if (source_->is_directory()) shown_->EndFirst();
     if (plan.kind != Plan::Start::kHeld) SYNCLINE_TRY(arrival_->Wait());
     std::vector<Version> deltas;
     for (const store::Described& described : plan.deltas) {
+      reading = &described;
       SYNCLINE_ASSIGN(Version version, WhileArriving([&] { return ReadDelta(described); }));
+      SYNCLINE_TRY(CheckDigests(options_.verify, {&version, 1}));
       deltas.push_back(std::move(version));
     }
-    SYNCLINE_TRY(CheckDigests(options_.verify, deltas));
+    reading = nullptr;
     if (plan.kind == Plan::Start::kHeld) return deltas;
     // The start is read now, so that a bad one is known before anything changes.
     start_directory_ = plan.seed;
@@ -434,6 +493,7 @@ class Puller {
                          .identity = last.identity};
     held_->source = source_->url();
     held_->seed = seed_;
+    touched_ = false;
     std::optional<Checkpoint> checkpoint;
     const auto before_writing = [&]() -> Status {
       touched_ = true;
@@ -491,12 +551,13 @@ class Puller {
   std::optional<Head> held_;        // what the replica holds, whole
   bool adopted_ = false;            // and it is another program's, so far
   std::string seed_;                // checkpoint that is version 0: as it was given, now or earlier
+  FoldUse folds_;                   // bad ones are added
   std::string start_directory_;     // of the plan's start
   std::unique_ptr<LastPull> last_;  // until this pull changes something
   std::uint64_t journal_bytes_ = 0;  // of this pull's journals
   std::uint64_t replica_bytes_ = 0;
   PullReport report_;
-  bool touched_ = false;                        // the replica, by an apply of this pull
+  bool touched_ = false;                        // the replica, by the last apply
   std::unique_ptr<OverlappingProgress> shown_;  // of what arrives, and of applying it
   std::unique_ptr<store::Arrival> arrival_;     // of the plan's deltas; uses all of the above
 };

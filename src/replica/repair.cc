@@ -52,7 +52,12 @@ class Repairer {
                                                    version, source_.url(), state_.directory()));
       }
     }
-    SYNCLINE_ASSIGN(const Plan plan, MakePlan(source_, version, nullptr, seed));
+    // All of the way is read but few tensors of it, so folds, which may be bad, save little.
+    auto planned = MakePlan(source_, version, nullptr, seed, {.use = false});
+    const bool broken = !planned && planned.error().code == Code::kNotFound;
+    if (broken) planned = MakePlan(source_, version, nullptr, seed);
+    if (!planned) return std::unexpected(std::move(planned).error());
+    const Plan& plan = *planned;
     start_files_ = &source_.files();
     std::string directory = plan.start.directory;
     if (plan.kind == Plan::Start::kSeed) {
@@ -63,8 +68,8 @@ class Repairer {
     }
     SYNCLINE_ASSIGN(start_, Checkpoint::Open(*start_files_, directory));
     for (const store::Described& described : plan.deltas) {
-      SYNCLINE_ASSIGN(Version delta,
-                      store::ReadVersion(source_.files(), source_.path(), described.number));
+      SYNCLINE_ASSIGN(Version delta, store::ReadVersionIn(source_.files(), source_.path(),
+                                                          described.folder, described.number));
       deltas_.push_back(std::move(delta));
     }
     return {};

@@ -105,6 +105,7 @@ struct VerifyReport {
   enum class Kind { kStore, kReplica, kCheckpoint };
   Kind kind = Kind::kCheckpoint;
   std::vector<std::uint64_t> versions;  // of a store: those checked; of a replica: the one it holds
+  std::uint64_t folds = 0;              // of a store: those checked
   std::uint64_t tensors = 0;
   std::uint64_t tensors_hashed = 0;    // compared with a known hash
   std::uint64_t tensors_repaired = 0;  // with VerifyOptions::repair
@@ -130,9 +131,9 @@ struct VerifyOptions {
 
 // Checks whatever stands at `path`. A store (a path or URL): every version's files follow their
 // formats, have the hashes of the manifest, frames decompress, and each delta's base is there (or is
-// version 0, or a full copy makes up for it). A replica: every tensor and file has the hash that the
-// pull recorded. Any other checkpoint: its files follow the format. With `repair` a pull that was
-// interrupted is completed first.
+// version 0, or a full copy or fold makes up for it); of folds likewise. A replica: every tensor
+// and file has the hash that the pull recorded. Any other checkpoint: its files follow the format.
+// With `repair` a pull that was interrupted is completed first.
 base::Result<VerifyReport> Verify(base::FileSystem& files, const std::string& path,
                                   const VerifyOptions& options);
 

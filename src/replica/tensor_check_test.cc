@@ -171,9 +171,7 @@ class DigestPullTest : public testing::TestWithParam<delta::Encoding> {
     SYNCLINE_TRY(fs.RemoveAll(state.Path("previous")));
     SYNCLINE_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(fs, into_));
     const HeldVersion to{.run = head.held.run};
-    const auto arrival = store::Arrival::Checking(
-        fs, store_, [](base::ThreadPool&, const base::CancelToken*) { return base::Status(); }, 1,
-        nullptr);
+    const auto arrival = store::Arrival::Ended(fs, store_, {});
     return ApplyChain(
         state, checkpoint, *arrival, chain, to, head, verify, [] { return base::Status(); }, pool_,
         progress_, nullptr);

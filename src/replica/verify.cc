@@ -7,6 +7,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "replica/hash_tensors.h"
+#include "replica/plan.h"
 #include "replica/recover.h"
 #include "replica/repair.h"
 #include "replica/replica.h"
@@ -99,7 +100,45 @@ class Verifier {
       }
       report_.versions.push_back(number);
     }
+    SYNCLINE_ASSIGN(const std::vector<store::FoldRange> folds, source->ListFolds());
+    for (const store::FoldRange& fold : folds) {
+      if (options_.version && *options_.version != fold.to) continue;
+      if (Status status = VerifyFold(*source, fold); !status) {
+        return Annotate(std::move(status).error(), store::FoldName(fold));
+      }
+    }
     return {};
+  }
+
+  // One that was removed meanwhile, or that no reader takes as it leads to another version than is
+  // there, is not looked at.
+  Status VerifyFold(store::Source& source, const store::FoldRange& range) {
+    FileSystem& files = source.files();
+    const auto described = source.DescribeFold(range);
+    if (!described && described.error().code == Code::kNotFound) return {};
+    if (!described) return std::unexpected(described.error());
+    SYNCLINE_ASSIGN(const bool target, source.Has(range.to));
+    if (!target) return {};
+    SYNCLINE_ASSIGN(const store::Described version, source.Describe(range.to));
+    if (version.identity != described->identity) return {};
+    SYNCLINE_ASSIGN(const Version fold,
+                    store::ReadVersionIn(files, source.path(), described->folder, range.to));
+    SYNCLINE_TRY(store::CheckFiles(files, fold.directory, described->manifest->manifest,
+                                   store::Part::kVersion, true, pool_, options_.cancel));
+    SYNCLINE_TRY(VerifyFrames(files, fold));
+    ++report_.folds;
+    return {};
+  }
+
+  // Is there another way to a delta whose base is gone? Any checkpoint will do for version 0.
+  Result<bool> IsReached(store::Source& source, const store::Described& described) {
+    if (described.full_copy_bytes) return true;
+    const auto plan = MakePlan(source, described.number, nullptr, path_);
+    if (plan) return true;
+    if (plan.error().code == Code::kNotFound || plan.error().code == Code::kOutOfOrder) {
+      return false;
+    }
+    return std::unexpected(plan.error());
   }
 
   Status VerifyVersion(store::Source& source, std::uint64_t number) {
@@ -117,7 +156,9 @@ class Verifier {
     }
     SYNCLINE_TRY(VerifyFrames(files, version));
     SYNCLINE_ASSIGN(const bool base, source.Has(version.delta->base_version));
-    if (base || version.delta->base_version == 0 || described.full_copy_bytes) return {};
+    if (base || version.delta->base_version == 0) return {};
+    SYNCLINE_ASSIGN(const bool reached, IsReached(source, described));
+    if (reached) return {};
     return Fail(Code::kOutOfOrder, fmt::format("it builds on version {}, which is not in {}",
                                                version.delta->base_version, path_));
   }

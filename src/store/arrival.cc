@@ -29,11 +29,12 @@ Result<std::unique_ptr<Arrival>> Arrival::Fetching(objects::ObjectStore& store, 
   arrival->files_ = arrival->own_files_.get();
   arrival->Start(threads,
                  [fetch = arrival->fetch_.get(), &progress](base::ThreadPool& pool,
-                                                            const base::CancelToken*) -> Status {
+                                                            const base::CancelToken*) -> Verdict {
                    Status status = fetch->Run(pool, progress);
                    const std::optional<std::uint64_t> version = fetch->failed_version();
-                   if (status || !version) return status;
-                   return Annotate(std::move(status).error(), fmt::format("version {}", *version));
+                   if (status || !version) return {std::move(status), std::nullopt};
+                   return {Annotate(std::move(status).error(), fmt::format("version {}", *version)),
+                           version};
                  });
   return arrival;
 }
@@ -47,13 +48,24 @@ std::unique_ptr<Arrival> Arrival::Checking(FileSystem& files, const std::string&
   return arrival;
 }
 
+std::unique_ptr<Arrival> Arrival::Ended(FileSystem& files, const std::string& path,
+                                        Verdict verdict) {
+  std::unique_ptr<Arrival> arrival(new Arrival(nullptr));
+  arrival->path_ = path;
+  arrival->files_ = &files;
+  std::promise<Verdict> ended;
+  arrival->verdict_ = ended.get_future();
+  ended.set_value(std::move(verdict));
+  return arrival;
+}
+
 void Arrival::Start(std::size_t threads, Check work) {
   auto pool = std::make_shared<base::ThreadPool>(threads);
-  verdict_ = std::async(std::launch::async, [this, pool, work = std::move(work)]() -> Status {
+  verdict_ = std::async(std::launch::async, [this, pool, work = std::move(work)]() -> Verdict {
     try {
       return work(*pool, &stop_);
     } catch (const std::bad_alloc&) {  // nobody else could catch it here
-      return base::Fail(base::Code::kLimitExceeded, "out of memory");
+      return {base::Fail(base::Code::kLimitExceeded, "out of memory"), std::nullopt};
     }
   });
 }

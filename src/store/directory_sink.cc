@@ -1,5 +1,5 @@
-// 1. Stage: .syncline/staging is removed and made anew, with the version's directory in it. The lock
-//    says that nobody else writes there.
+// 1. Stage: .syncline/staging (of a fold: folding) is removed and made anew, with the version's
+//    directory in it. The lock says that nobody else writes there.
 // 2. The publisher writes and syncs the files.
 // 3. Commit: signature and manifest are written, every directory of the version is synced, then it
 //    is renamed to weight_vN. The rename is the commit: readers see all of a version or nothing.
@@ -28,9 +28,13 @@ using base::Status;
 
 class DirectorySink final : public Sink {
  public:
-  DirectorySink(FileSystem& files, std::string store, bool durable,
+  DirectorySink(FileSystem& files, std::string store, bool durable, SinkUse use,
                 std::unique_ptr<base::FileLock> lock)
-      : files_(files), store_(std::move(store)), durable_(durable), lock_(std::move(lock)) {}
+      : files_(files),
+        store_(std::move(store)),
+        durable_(durable),
+        use_(use),
+        lock_(std::move(lock)) {}
 
   const std::string& url() const override { return store_; }
   std::string local_path() const override { return store_; }
@@ -38,8 +42,8 @@ class DirectorySink final : public Sink {
     return base::JoinPath(OwnDirectory(store_), name);
   }
 
-  std::string VersionUrl(std::uint64_t version) const override {
-    return base::JoinPath(store_, VersionName(version));
+  std::string FolderUrl(std::string_view name) const override {
+    return base::JoinPath(store_, name);
   }
 
   Result<std::optional<NewestVersion>> FindNewest(const base::CancelToken*) override {
@@ -48,14 +52,14 @@ class DirectorySink final : public Sink {
     // Whoever put it there may have died before it was durable; what is built on it must not be.
     if (durable_) SYNCLINE_TRY(files_.SyncDirectory(store_));
     NewestVersion newest{.version = versions.back(), .manifest = {}};
-    SYNCLINE_ASSIGN(newest.manifest, ReadManifest(files_, VersionUrl(newest.version)));
+    SYNCLINE_ASSIGN(newest.manifest, ReadManifest(files_, FolderUrl(VersionName(newest.version))));
     return newest;
   }
 
-  Result<std::string> Stage(std::uint64_t version) override {
-    const std::string staging = base::JoinPath(OwnDirectory(store_), "staging");
+  Result<std::string> Stage(const std::string& name) override {
+    const std::string staging = OwnPath(NamesOf(use_).staging);
     SYNCLINE_TRY(files_.RemoveAll(staging));
-    std::string directory = base::JoinPath(staging, VersionName(version));
+    std::string directory = base::JoinPath(staging, name);
     SYNCLINE_TRY(files_.MakeDirectories(directory));
     return directory;
   }
@@ -63,7 +67,7 @@ class DirectorySink final : public Sink {
   CommitResult Commit(const StagedVersion& staged, base::Progress&,
                       const base::CancelToken* cancel) override {
     if (Status status = Seal(staged, cancel); !status) return {Outcome::kNothing, status};
-    const std::string target = VersionUrl(staged.version);
+    const std::string target = FolderUrl(staged.name);
     if (Status renamed = files_.Rename(staged.directory, target); !renamed) {
       const auto there = base::Exists(files_, staged.directory);
       return {there && *there ? Outcome::kNothing : Outcome::kUnknown, renamed};
@@ -105,6 +109,7 @@ class DirectorySink final : public Sink {
   FileSystem& files_;
   std::string store_;
   bool durable_;
+  SinkUse use_;
   std::unique_ptr<base::FileLock> lock_;
 };
 
@@ -113,14 +118,17 @@ class DirectorySink final : public Sink {
 std::string OwnDirectory(const std::string& store) { return base::JoinPath(store, ".syncline"); }
 
 Result<std::unique_ptr<Sink>> OpenDirectorySink(FileSystem& files, const std::string& store,
-                                                bool durable, bool exclusive) {
+                                                bool durable, bool exclusive, SinkUse use) {
+  const SinkNames names = NamesOf(use);
   const std::string own = OwnDirectory(store);
   SYNCLINE_TRY(base::MakeDirectoriesDurably(files, own, durable));
-  if (!exclusive) return std::make_unique<DirectorySink>(files, store, durable, nullptr);
-  auto lock = files.Lock(base::JoinPath(own, "publisher.lock"), base::LockMode::kExclusive, false);
-  if (!lock) return Annotate(std::move(lock).error(), "another publisher is at work");
-  SYNCLINE_TRY(files.RemoveAll(base::JoinPath(own, "staging")));
-  return std::make_unique<DirectorySink>(files, store, durable, *std::move(lock));
+  if (!exclusive) return std::make_unique<DirectorySink>(files, store, durable, use, nullptr);
+  auto lock = files.Lock(base::JoinPath(own, names.lock), base::LockMode::kExclusive, false);
+  if (!lock) {
+    return Annotate(std::move(lock).error(), fmt::format("another {} is at work", names.who));
+  }
+  SYNCLINE_TRY(files.RemoveAll(base::JoinPath(own, names.staging)));
+  return std::make_unique<DirectorySink>(files, store, durable, use, *std::move(lock));
 }
 
 }  // namespace syncline::store

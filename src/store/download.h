@@ -20,7 +20,8 @@ struct FetchFile {
   std::string key;            // in the store
   std::string path;           // where it goes; its directory is there
   std::uint64_t bytes = 0;
-  std::string sha256;  // empty: not known
+  std::string sha256;      // empty: not known
+  bool may_appear = true;  // otherwise it is there at once, or is not asked for again
 };
 
 // A file in the making is PATH.part at its full size with PATH.done beside it, which has the tag

@@ -245,7 +245,8 @@ void Fetch::NoteFailure(std::size_t file, base::Error error) {
   const auto now = Clock::now();
   if (!item.missed_since) item.missed_since = now;
   const std::chrono::duration<double> wait(options_.wait_seconds);
-  const bool again = MayAppear(error) && now + pause_ <= *item.missed_since + wait;
+  const bool again = item.download.wanted().may_appear && MayAppear(error) &&
+                     now + pause_ <= *item.missed_since + wait;
   error_ = std::move(error);
   if (!again) EndLocked();
 }

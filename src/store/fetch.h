@@ -28,7 +28,8 @@ namespace syncline::store {
 bool MayAppear(const base::Error& error);
 
 struct FetchOptions {
-  // How long to go on asking for a file that is missing, or is not what it should be.
+  // How long to go on asking for a file that is missing, or is not what it should be, if it is one
+  // that may appear.
   double wait_seconds = 0;
   // Called before a file is asked for again. May be empty.
   std::function<base::Status(std::uint64_t version)> refresh;

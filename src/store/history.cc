@@ -83,7 +83,56 @@ Status CheckSigner(Source& source, VersionSummary& summary) {
   return {};
 }
 
+Status SummariseFold(Source& source, FoldSummary& summary, base::ThreadPool& pool) {
+  FileSystem& files = source.files();
+  const std::string folder = FoldName(summary.range);
+  const std::string directory = base::JoinPath(source.path(), folder);
+  if (source.objects().can_list()) {
+    SYNCLINE_ASSIGN(summary.bytes, SumBytes(files, directory, kMaxDepth));
+  }
+  SYNCLINE_ASSIGN(const Described described, source.DescribeFold(summary.range));
+  const Manifest& manifest = described.manifest->manifest;
+  if (!source.objects().can_list()) summary.bytes = ManifestBytes(*described.manifest);
+  summary.elements = manifest.elements;
+  summary.elements_changed = manifest.elements_changed;
+  summary.created_ns = manifest.created_ns;
+  SYNCLINE_ASSIGN(summary.signed_by, ReadSigner(files, directory));
+  SYNCLINE_ASSIGN(const Version version,
+                  ReadVersionIn(files, source.path(), folder, summary.range.to));
+  summary.tensors = version.tensors.size();
+  SYNCLINE_TRY(CheckFiles(files, directory, manifest, Part::kVersion, false, pool, nullptr));
+  SYNCLINE_ASSIGN(const bool there, source.Has(summary.range.to));
+  if (!there) {
+    return base::Fail(base::Code::kNotFound,
+                      fmt::format("version {}, to which it leads, is gone", summary.range.to));
+  }
+  SYNCLINE_ASSIGN(const Described target, source.Describe(summary.range.to));
+  if (target.identity == described.identity) return {};
+  return base::Fail(base::Code::kOutOfOrder,
+                    fmt::format("it leads to another version {} than is there: {:.12}…, found "
+                                "{:.12}…",
+                                summary.range.to, described.identity, target.identity));
+}
+
 }  // namespace
+
+std::optional<double> Density(std::optional<std::uint64_t> elements,
+                              std::optional<std::uint64_t> changed) {
+  if (!elements || !changed || *elements == 0) return std::nullopt;
+  return static_cast<double>(*changed) / static_cast<double>(*elements);
+}
+
+Result<std::vector<FoldSummary>> ReadFolds(Source& source) {
+  SYNCLINE_ASSIGN(const std::vector<FoldRange> ranges, source.ListFolds());
+  base::ThreadPool pool(1);
+  std::vector<FoldSummary> folds;
+  for (const FoldRange& range : ranges) {
+    FoldSummary& summary = folds.emplace_back(FoldSummary{.range = range});
+    const Status status = SummariseFold(source, summary, pool);
+    if (!status) summary.fault = status.error().message;
+  }
+  return folds;
+}
 
 Result<std::vector<VersionSummary>> ReadHistory(Source& source) {
   SYNCLINE_ASSIGN(const std::vector<std::uint64_t> versions, source.ListVersions());

@@ -154,6 +154,25 @@ Status ParseHead(const Json& json, Manifest& manifest) {
   return {};
 }
 
+Status ParseFold(const Json& json, Manifest& manifest) {
+  const Json* fold = json.Find("fold");
+  if (fold == nullptr) return {};
+  const Json* base = fold->Find("base");
+  if (fold->object() == nullptr || base == nullptr) {
+    return Corrupt("\"fold\" is not an object with a \"base\"");
+  }
+  ManifestFold ends;
+  SYNCLINE_ASSIGN(ends.target, Hex(fold->Find("target"), "target", kSha256Digits));
+  if (!base->is_null()) {
+    SYNCLINE_ASSIGN(ends.base, Hex(base, "base", kSha256Digits));
+  }
+  if (!manifest.base_version || ends.base != manifest.parent) {
+    return Corrupt("a fold must be a delta whose parent is its base");
+  }
+  manifest.fold = std::move(ends);
+  return {};
+}
+
 Status ParseTensors(const Json& json, Manifest& manifest) {
   const Json* found = json.Find("tensors");
   manifest.tensors_in_files = found != nullptr && found->is_null() && manifest.base_version;
@@ -174,6 +193,11 @@ std::string ManifestText(const Manifest& manifest) {
   for (const Field& field : kFields) json.emplace_back(field.name, manifest.*field.value);
   json.emplace_back("base_version", manifest.base_version ? Json(*manifest.base_version) : Json());
   json.emplace_back("parent", manifest.parent.empty() ? Json() : Json(manifest.parent));
+  if (manifest.fold) {
+    const std::string& base = manifest.fold->base;
+    json.emplace_back("fold", Json::Object{{"base", base.empty() ? Json() : Json(base)},
+                                           {"target", manifest.fold->target}});
+  }
   Json::Object tensors;
   for (const ManifestTensor& tensor : manifest.tensors) {
     Json::Array shape(tensor.shape.begin(), tensor.shape.end());
@@ -204,6 +228,7 @@ Result<Manifest> ParseManifest(std::string_view text) {
   }
   Manifest manifest;
   SYNCLINE_TRY(ParseHead(json, manifest));
+  SYNCLINE_TRY(ParseFold(json, manifest));
   SYNCLINE_TRY(ParseTensors(json, manifest));
   SYNCLINE_ASSIGN(const Json::Object* files, Members(json, "files"));
   for (const auto& [name, value] : *files) {
@@ -262,6 +287,27 @@ Result<std::optional<ReadManifestResult>> ReadManifest(FileSystem& files,
     return Fail(Code::kCorrupt, fmt::format("{} changed while it was read", path));
   }
   return TakeManifest(*std::move(text), path);
+}
+
+Result<std::vector<ManifestFile>> ListFiles(FileSystem& files, const std::string& directory,
+                                            std::span<const std::string> names,
+                                            base::ThreadPool& pool,
+                                            const base::CancelToken* cancel) {
+  std::vector<std::string> paths;
+  paths.reserve(names.size());
+  for (const std::string& name : names) paths.push_back(base::JoinPath(directory, name));
+  SYNCLINE_ASSIGN(std::vector<FileHash> hashes, HashFiles(files, paths, pool, cancel));
+  SYNCLINE_ASSIGN(const std::vector<FileHash> again, HashFiles(files, paths, pool, cancel));
+  std::vector<ManifestFile> listed;
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    if (hashes[i].sha256 != again[i].sha256) {
+      return Fail(Code::kChecksumMismatch,
+                  fmt::format("{} was read as two different files", paths[i]));
+    }
+    listed.push_back({names[i], hashes[i].bytes, std::move(hashes[i].sha256)});
+  }
+  std::ranges::sort(listed, {}, &ManifestFile::name);
+  return listed;
 }
 
 Status CheckFiles(FileSystem& files, const std::string& directory, const Manifest& manifest,

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +39,14 @@ struct ManifestTensor {
   std::string hash;  // xxh3-128 of the new bytes, 32 hex digits
 };
 
+// What a fold (folds.h) leads from and to.
+struct ManifestFold {
+  std::string base;    // identity of the version that it builds on; empty: version 0, a checkpoint
+                       // outside of the store
+  std::string target;  // identity of the version that it makes
+  bool operator==(const ManifestFold&) const = default;
+};
+
 struct Manifest {
   std::string run;  // 32 hex digits, drawn at random with the first version and kept by its heirs
   std::uint64_t version = 0;
@@ -52,6 +61,7 @@ struct Manifest {
   // Of the deltas that lead here from the last full version or full copy, or from a version 0 that
   // is not in the store, without their full copies. 0: this is one.
   std::uint64_t chain_bytes = 0;
+  std::optional<ManifestFold> fold;     // nothing: a version
   std::vector<ManifestTensor> tensors;  // by name
   bool tensors_in_files = false;    // `tensors` is empty: the tables of the files say it (compact)
   std::vector<ManifestFile> files;  // every other file of the version but the signature, by name
@@ -85,6 +95,14 @@ base::Result<ReadManifestResult> TakeManifest(std::string text, const std::strin
 // Nothing if the version directory has none. Reads it twice: kCorrupt if that gives two texts.
 base::Result<std::optional<ReadManifestResult>> ReadManifest(base::FileSystem& files,
                                                              const std::string& version_directory);
+
+// What a manifest says of the files of these names below a directory, by name. Each is read twice:
+// a hash that came of a wrong read would make what is announced one that nobody can use.
+base::Result<std::vector<ManifestFile>> ListFiles(base::FileSystem& files,
+                                                  const std::string& directory,
+                                                  std::span<const std::string> names,
+                                                  base::ThreadPool& pool,
+                                                  const base::CancelToken* cancel);
 
 // Every file that the manifest names (of the full copy, or all others) is there with its size and,
 // with `hash`, its SHA-256. kCorrupt or kChecksumMismatch (with expected and actual) or kNotFound;

@@ -49,21 +49,25 @@ Status CheckOwned(const std::string& path) {
 class WorkDirectory {
  public:
   static Result<WorkDirectory> Open(FileSystem& files, const std::string& asked,
-                                    const std::string& store) {
+                                    const std::string& store, SinkUse use) {
     WorkDirectory work;
     work.files_ = &files;
     work.path_ = asked;
+    work.names_ = NamesOf(use);
     if (asked.empty()) {
       const char* temp = std::getenv("TMPDIR");
       const std::string name =
-          fmt::format("syncline-{}-{}", geteuid(), Sha256Hex(base::AsBytes(store)).substr(0, 16));
+          fmt::format("syncline-{}{}-{}", use == SinkUse::kFold ? "fold-" : "", geteuid(),
+                      Sha256Hex(base::AsBytes(store)).substr(0, 16));
       work.path_ = base::JoinPath(temp != nullptr && *temp != '\0' ? temp : "/tmp", name);
     }
     SYNCLINE_TRY(files.MakeDirectories(work.path_));
     if (asked.empty()) SYNCLINE_TRY(CheckOwned(work.path_));
-    auto lock =
-        files.Lock(base::JoinPath(work.path_, "publisher.lock"), base::LockMode::kExclusive, false);
-    if (!lock) return Annotate(std::move(lock).error(), "another publisher is at work");
+    auto lock = files.Lock(work.Path(work.names_.lock), base::LockMode::kExclusive, false);
+    if (!lock) {
+      return Annotate(std::move(lock).error(),
+                      fmt::format("another {} is at work", work.names_.who));
+    }
     work.lock_ = *std::move(lock);
     SYNCLINE_TRY(files.RemoveAll(work.Staging()));
     work.remove_ = asked.empty();
@@ -76,19 +80,17 @@ class WorkDirectory {
   }
 
   std::string Path(std::string_view name) const { return base::JoinPath(path_, name); }
-  std::string Staging() const { return Path("staging"); }
+  std::string Staging() const { return Path(names_.staging); }
+  std::string_view who() const { return names_.who; }
 
  private:
   WorkDirectory() = default;
   FileSystem* files_ = nullptr;
   std::string path_;
+  SinkNames names_;
   std::unique_ptr<base::FileLock> lock_;
   bool remove_ = false;
 };
-
-std::string Key(std::uint64_t version, std::string_view name) {
-  return base::JoinPath(VersionName(version), name);
-}
 
 class ObjectSink final : public Sink {
  public:
@@ -99,8 +101,8 @@ class ObjectSink final : public Sink {
   std::string local_path() const override { return {}; }
   std::string OwnPath(std::string_view name) const override { return work_.Path(name); }
 
-  std::string VersionUrl(std::uint64_t version) const override {
-    return base::JoinPath(url(), VersionName(version));
+  std::string FolderUrl(std::string_view name) const override {
+    return base::JoinPath(url(), name);
   }
 
   Result<std::optional<NewestVersion>> FindNewest(const CancelToken* cancel) override {
@@ -115,9 +117,9 @@ class ObjectSink final : public Sink {
     return std::nullopt;
   }
 
-  Result<std::string> Stage(std::uint64_t version) override {
+  Result<std::string> Stage(const std::string& name) override {
     SYNCLINE_TRY(files_.RemoveAll(work_.Staging()));
-    std::string directory = base::JoinPath(work_.Staging(), VersionName(version));
+    std::string directory = base::JoinPath(work_.Staging(), name);
     SYNCLINE_TRY(files_.MakeDirectories(directory));
     return directory;
   }
@@ -148,21 +150,28 @@ class ObjectSink final : public Sink {
 
   Result<std::optional<ReadManifestResult>> Manifest(std::uint64_t version,
                                                      const CancelToken* cancel) {
-    auto text = objects_->ReadText(Key(version, kManifestName), kMaxManifestBytes, cancel);
+    const std::string key = base::JoinPath(VersionName(version), kManifestName);
+    auto text = objects_->ReadText(key, kMaxManifestBytes, cancel);
     if (!text && text.error().code == Code::kNotFound) return std::nullopt;
     if (!text) return std::unexpected(std::move(text).error());
-    return TakeManifest(*std::move(text), base::JoinPath(VersionUrl(version), kManifestName));
+    return TakeManifest(*std::move(text), base::JoinPath(url(), key));
   }
 
-  std::unexpected<base::Error> Taken(std::uint64_t version) const {
+  static std::string Key(const StagedVersion& staged, std::string_view name) {
+    return base::JoinPath(staged.name, name);
+  }
+
+  std::unexpected<base::Error> Taken(const StagedVersion& staged) const {
+    const auto version = ParseVersionName(staged.name);
     return Fail(Code::kAlreadyExists,
-                fmt::format("another publisher made version {} of {}", version, url()));
+                fmt::format("another {} made {} of {}", work_.who(),
+                            version ? fmt::format("version {}", *version) : staged.name, url()));
   }
 
   // Step 2.
   Status Upload(const StagedVersion& staged, base::Progress& progress, const CancelToken* cancel) {
-    const auto there = objects_->Stat(Key(staged.version, kManifestName), cancel);
-    if (there) return Taken(staged.version);
+    const auto there = objects_->Stat(Key(staged, kManifestName), cancel);
+    if (there) return Taken(staged);
     if (there.error().code != Code::kNotFound) return std::unexpected(there.error());
     std::vector<std::string> shards = staged.files;
     std::uint64_t total = 0;
@@ -179,7 +188,7 @@ class ObjectSink final : public Sink {
     if (indexed) {
       SYNCLINE_TRY(Put(staged, std::string(checkpoint::kIndexName), progress, cancel));
     }
-    const std::string signature = Key(staged.version, kSignatureName);
+    const std::string signature = Key(staged, kSignatureName);
     if (!staged.signature_text.empty()) {
       return objects_->PutText(signature, staged.signature_text, false, cancel);
     }
@@ -191,12 +200,12 @@ class ObjectSink final : public Sink {
     SYNCLINE_ASSIGN(const auto file,
                     files_.Open(base::JoinPath(staged.directory, name), base::OpenMode::kRead));
     return objects_->Put(
-        Key(staged.version, name), *file, [&](std::uint64_t sent) { progress.Add(sent); }, cancel);
+        Key(staged, name), *file, [&](std::uint64_t sent) { progress.Add(sent); }, cancel);
   }
 
   // Step 3.
   CommitResult PutManifest(const StagedVersion& staged, const CancelToken* cancel) {
-    const std::string key = Key(staged.version, kManifestName);
+    const std::string key = Key(staged, kManifestName);
     Status put = objects_->PutText(key, staged.manifest_text, true, cancel);
     if (put) return {Outcome::kCommitted, {}};
     // A request that was tried again may have found its own first try.
@@ -205,7 +214,7 @@ class ObjectSink final : public Sink {
     switch (put.error().code) {
       case Code::kAlreadyExists:
         if (!there) return {Outcome::kUnknown, std::unexpected(there.error())};
-        return {Outcome::kNothing, Taken(staged.version)};
+        return {Outcome::kNothing, Taken(staged)};
       case Code::kPermissionDenied:
       case Code::kInvalidArgument:
       case Code::kIncompatible:
@@ -225,12 +234,12 @@ class ObjectSink final : public Sink {
 
 Result<std::unique_ptr<Sink>> OpenObjectSink(FileSystem& files,
                                              std::unique_ptr<ObjectStore> objects,
-                                             const std::string& work) {
+                                             const std::string& work, SinkUse use) {
   if (!objects->can_list() || !objects->can_write()) {
     return Fail(Code::kIncompatible,
                 objects->url() + " cannot be published to: expected a directory or s3://");
   }
-  SYNCLINE_ASSIGN(WorkDirectory directory, WorkDirectory::Open(files, work, objects->url()));
+  SYNCLINE_ASSIGN(WorkDirectory directory, WorkDirectory::Open(files, work, objects->url(), use));
   return std::make_unique<ObjectSink>(files, std::move(objects), std::move(directory));
 }
 

@@ -17,6 +17,7 @@ namespace syncline::store {
 // written.
 base::Result<std::unique_ptr<Sink>> OpenObjectSink(base::FileSystem& files,
                                                    std::unique_ptr<objects::ObjectStore> objects,
-                                                   const std::string& work);
+                                                   const std::string& work,
+                                                   SinkUse use = SinkUse::kPublish);
 
 }  // namespace syncline::store

@@ -254,7 +254,7 @@ TEST_F(ObjectSinkTest, TheFolderForUploadsIsOursAndGoes) {
   };
   {
     ASSERT_OK_AND_ASSIGN(const auto sink, open());
-    ASSERT_OK_AND_ASSIGN(const std::string staged, sink->Stage(3));
+    ASSERT_OK_AND_ASSIGN(const std::string staged, sink->Stage(VersionName(3)));
     EXPECT_TRUE(staged.starts_with(dir_ / "tmp/syncline-"));
   }
   EXPECT_EQ(files.List(dir_ / "tmp").value().size(), 0U);

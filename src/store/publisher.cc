@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "base/log.h"
 #include "checkpoint/reader.h"
@@ -241,24 +242,9 @@ Status Publisher::WriteFullCopy(Work& work) {
 
 // Lists work.written in the manifest.
 Status Publisher::HashFiles(Work& work) {
-  std::vector<std::string> paths;
-  paths.reserve(work.written.size());
-  for (const std::string& name : work.written) {
-    paths.push_back(base::JoinPath(work.directory, name));
-  }
-  SYNCLINE_ASSIGN(std::vector<FileHash> hashes,
-                  store::HashFiles(*files_, paths, *pool_, work.cancel));
-  // A hash that came of a wrong read would make an announced version one that nobody can use, so
-  // everything is read twice.
-  SYNCLINE_ASSIGN(const std::vector<FileHash> again,
-                  store::HashFiles(*files_, paths, *pool_, work.cancel));
-  for (std::size_t i = 0; i < hashes.size(); ++i) {
-    if (hashes[i].sha256 != again[i].sha256) {
-      return Fail(Code::kChecksumMismatch,
-                  fmt::format("{} was read as two different files", paths[i]));
-    }
-    work.manifest.files.push_back({work.written[i], hashes[i].bytes, std::move(hashes[i].sha256)});
-  }
+  SYNCLINE_ASSIGN(std::vector<ManifestFile> files,
+                  ListFiles(*files_, work.directory, work.written, *pool_, work.cancel));
+  std::ranges::move(files, std::back_inserter(work.manifest.files));
   std::ranges::sort(work.manifest.files, {}, &ManifestFile::name);
   return {};
 }
@@ -266,7 +252,7 @@ Status Publisher::HashFiles(Work& work) {
 // Steps 3 and 4.
 Status Publisher::Commit(Work& work) {
   const std::uint64_t version = work.manifest.version;
-  StagedVersion staged{.version = version,
+  StagedVersion staged{.name = VersionName(version),
                        .directory = work.directory,
                        .files = {},
                        .manifest_text = ManifestText(work.manifest),
@@ -314,7 +300,7 @@ Status Publisher::Commit(Work& work) {
 
 Status Publisher::CallAfter(std::uint64_t version) const {
   if (!options_.after_publish) return {};
-  Status called = options_.after_publish(version, sink_->VersionUrl(version));
+  Status called = options_.after_publish(version, sink_->FolderUrl(VersionName(version)));
   if (called) return {};
   return Annotate(
       std::move(called).error(),
@@ -333,7 +319,7 @@ PublishReport Publisher::Report(Work& work) const {
   const Manifest& manifest = work.manifest;
   PublishReport& report = work.report;
   report.version = manifest.version;
-  report.url = sink_->VersionUrl(manifest.version);
+  report.url = sink_->FolderUrl(VersionName(manifest.version));
   report.base_version = manifest.base_version;
   report.tensors = manifest.tensors_total;
   if (!manifest.tensors_in_files) report.tensors_changed = manifest.tensors.size();
@@ -400,7 +386,7 @@ Result<PublishReport> Publisher::PublishAlone(Work work) {
   work.manifest.tensors_total = work.tensors.size();
   work.manifest.elements = totals.elements;
   work.manifest.full_bytes = totals.bytes;
-  SYNCLINE_ASSIGN(work.directory, sink_->Stage(version));
+  SYNCLINE_ASSIGN(work.directory, sink_->Stage(VersionName(version)));
   SYNCLINE_TRY(WriteFiles(work));
   SYNCLINE_TRY(Commit(work));
   return Report(work);

@@ -350,7 +350,7 @@ Status Publisher::LeadAttempts(Work& work) {
   const double due =
       options_.full_copy_ratio * static_cast<double>(last_totals_ ? last_totals_->full_bytes : 0);
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    SYNCLINE_ASSIGN(work.directory, sink_->Stage(work.manifest.version));
+    SYNCLINE_ASSIGN(work.directory, sink_->Stage(VersionName(work.manifest.version)));
     if (surveyed_.empty()) SYNCLINE_TRY(Survey(work));
     // The size of this delta is not known yet: that of the last one stands for it.
     const bool dear = work.manifest.base_version && due > 0 &&
@@ -408,7 +408,7 @@ Result<PublishReport> Publisher::Lead(Work work, std::optional<std::uint64_t> as
 Result<std::optional<ReadManifestResult>> Publisher::FindOwn(std::uint64_t version,
                                                              const RankPart& part) {
   SYNCLINE_ASSIGN(std::optional<ReadManifestResult> read,
-                  ReadManifest(*files_, sink_->VersionUrl(version)));
+                  ReadManifest(*files_, sink_->FolderUrl(VersionName(version))));
   if (!read) return std::nullopt;
   for (const std::vector<ManifestTensor>* tensors : {&part.tensors, &part.skipped}) {
     for (const ManifestTensor& tensor : *tensors) {

@@ -12,6 +12,8 @@
 //    version that is there can be read by the ones that are there. In a directory it is renamed
 //    into the trash, which is synced, and deleted there, so that no crash can bring back a part of
 //    it. Elsewhere it is noted as being removed, then loses its manifest, its index, and the rest.
+//    The folds that lead to it go before it, in the same way. Those that lead to no version, as
+//    their version went while they were made, go at the end; then syncline.folds.json follows.
 #include "store/retention.h"
 
 #include <fmt/format.h>
@@ -26,6 +28,7 @@
 #include "base/log.h"
 #include "checkpoint/index.h"
 #include "store/directory_sink.h"
+#include "store/folds.h"
 #include "store/kept_versions.h"
 #include "store/lease.h"
 #include "store/manifest.h"
@@ -110,6 +113,7 @@ class Collector {
     SYNCLINE_TRY(Judge());
     SYNCLINE_TRY(WriteNotes());
     SYNCLINE_TRY(RemoveDue());
+    SYNCLINE_TRY(RemoveLostFolds());
     return std::move(report_);
   }
 
@@ -157,7 +161,8 @@ class Collector {
     if (local_) notes_.removing.clear();
     noted_ = notes_.removing;
     for (const std::uint64_t version : noted_) {
-      SYNCLINE_TRY(Remove(version));
+      SYNCLINE_TRY(RemoveFolds(version));
+      SYNCLINE_TRY(Remove(VersionName(version)));
       report_.removed.push_back(version);
     }
     notes_.removing.clear();
@@ -220,7 +225,8 @@ class Collector {
       const std::uint64_t version = *due_.rbegin();
       SYNCLINE_ASSIGN(const bool held, IsLeased(version));
       if (held) break;
-      SYNCLINE_TRY(Remove(version));
+      SYNCLINE_TRY(RemoveFolds(version));
+      SYNCLINE_TRY(Remove(VersionName(version)));
       report_.removed.push_back(version);
       notes_.useless.erase(version);
       due_.erase(version);
@@ -240,16 +246,53 @@ class Collector {
         held, [&](const HeldRange& range) { return range.from <= version && version <= range.to; });
   }
 
-  Status Remove(std::uint64_t version) {
-    SYNCLINE_ASSIGN(const auto objects,
-                    store_.List(VersionName(version) + "/", false, options_.cancel));
-    for (const ObjectInfo& object : objects) report_.bytes_removed += object.bytes;
-    if (options_.dry_run) return {};
-    return local_ ? RemoveDirectory(version) : RemoveObjects(version, objects);
+  // Those that lead to a version.
+  Status RemoveFolds(std::uint64_t version) {
+    SYNCLINE_TRY(ListFolds());
+    for (const FoldRange& fold : *folds_) {
+      if (fold.to == version) SYNCLINE_TRY(RemoveFold(fold));
+    }
+    std::erase_if(*folds_, [&](const FoldRange& fold) { return fold.to == version; });
+    return {};
   }
 
-  Status RemoveDirectory(std::uint64_t version) {
-    const std::string name = VersionName(version);
+  Status RemoveFold(const FoldRange& fold) {
+    SYNCLINE_TRY(Remove(FoldName(fold)));
+    report_.folds_removed.push_back(FoldName(fold));
+    return {};
+  }
+
+  Status ListFolds() {
+    if (folds_) return {};
+    SYNCLINE_ASSIGN(folds_, ListFoldFolders(store_, options_.cancel));
+    return {};
+  }
+
+  // Folds that lead to no version. A fold in the making holds its version by a lease.
+  Status RemoveLostFolds() {
+    SYNCLINE_TRY(ListFolds());
+    if (!folds_->empty()) {
+      // Versions that came since the run began count, too.
+      SYNCLINE_ASSIGN(const std::vector<std::uint64_t> there,
+                      ListVersionFolders(store_, options_.cancel));
+      for (const FoldRange& fold : *folds_) {
+        if (std::ranges::binary_search(there, fold.to)) continue;
+        SYNCLINE_ASSIGN(const bool held, IsLeased(fold.to));
+        if (!held) SYNCLINE_TRY(RemoveFold(fold));
+      }
+    }
+    std::ranges::sort(report_.folds_removed);
+    return options_.dry_run ? Status() : UpdateFolds(store_, options_.cancel);
+  }
+
+  Status Remove(const std::string& name) {
+    SYNCLINE_ASSIGN(const auto objects, store_.List(name + "/", false, options_.cancel));
+    for (const ObjectInfo& object : objects) report_.bytes_removed += object.bytes;
+    if (options_.dry_run) return {};
+    return local_ ? RemoveDirectory(name) : RemoveObjects(name, objects);
+  }
+
+  Status RemoveDirectory(const std::string& name) {
     const std::string aside = base::JoinPath(Trash(), name);
     SYNCLINE_TRY(files_.MakeDirectories(Trash()));
     SYNCLINE_TRY(files_.Rename(base::JoinPath(store_.local_path(), name), aside));
@@ -258,11 +301,11 @@ class Collector {
     return files_.RemoveAll(aside);
   }
 
-  Status RemoveObjects(std::uint64_t version, const std::vector<ObjectInfo>& objects) {
+  Status RemoveObjects(const std::string& folder, const std::vector<ObjectInfo>& objects) {
     for (const std::string_view name :
          {kManifestName, kSignatureName, checkpoint::kIndexName, checkpoint::kSingleFileName,
           checkpoint::kPipelineIndexName}) {
-      const std::string key = KeyOf(version, name);
+      const std::string key = base::JoinPath(folder, name);
       if (std::ranges::find(objects, key, &ObjectInfo::key) == objects.end()) continue;
       SYNCLINE_TRY(store_.Remove(key, options_.cancel));
     }
@@ -281,6 +324,7 @@ class Collector {
   Notes written_;  // as the store has them
   Versions noted_;
   Versions due_;
+  std::optional<std::vector<FoldRange>> folds_;  // that are there, once they were listed
   GcReport report_;
 };
 

@@ -31,7 +31,8 @@ struct GcReport {
                                        // time of grace
   std::vector<std::uint64_t> leased;   // useless, but a reader holds them or others that build on
                                        // them
-  std::uint64_t bytes_removed = 0;
+  std::vector<std::string> folds_removed;  // folders of folds, sorted
+  std::uint64_t bytes_removed = 0;         // theirs too
 };
 
 // Removes versions that no kept one needs. Kept are the newest `keep`, the one that
@@ -39,6 +40,10 @@ struct GcReport {
 // whatever leads to each of them: a delta needs its base, down to a full version or full copy, or
 // to version 0 where the store has none. A version that cannot be read, or whose base is missing,
 // may need any older one, so all of these are kept; the error log names it.
+//
+// A fold (folds.h) stays as long as the version that it leads to: it is no reason to keep others,
+// and needs none of them, as a reader may hold the version that it leads from. It goes just before
+// its version does, or at once where there is no such version.
 //
 // A version that is found useless is noted with the time in .syncline/gc.json, and removed by the
 // first gc after its time of grace; it leaves the notes if it is needed again. A version leaves a

@@ -2,6 +2,7 @@
 // of the rules; by failing every operation once, and from there on; and leases.
 #include "store/retention.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <sys/wait.h>
@@ -20,6 +21,7 @@
 #include "base/temp_dir.h"
 #include "checkpoint/index.h"
 #include "store/directory_sink.h"
+#include "store/folds.h"
 #include "store/manifest.h"
 #include "store/version.h"
 
@@ -313,6 +315,50 @@ TEST_P(RetentionTest, KeepsTheNewestAndWhatTheyBuildOn) {
   EXPECT_EQ(SetOf(again.kept), (Versions{6, 7})) << "the full copy of 6 is where a chain may begin";
 }
 
+// The folders of folds; what stands for one is as good as one.
+std::set<std::string> Folds(Store& store) {
+  std::set<std::string> folds;
+  for (const auto& [key, text] : store.Picture()) {
+    if (key.starts_with("fold_v") && !key.ends_with('/')) folds.insert(key.substr(0, 20));
+  }
+  return folds;
+}
+
+void WriteFold(Store& store, const FoldRange& range) {
+  Manifest manifest{.run = DrawRun(), .version = range.to, .base_version = range.from};
+  manifest.fold = ManifestFold{"", std::string(64, 'b')};
+  store.Write(FoldName(range) + "/" + std::string(kManifestName), ManifestText(manifest));
+  store.Write(FoldName(range) + "/model-00001-of-00001.safetensors", "frames");
+}
+
+TEST_P(RetentionTest, AFoldGoesWithTheVersionThatItMakes) {
+  WriteEight();
+  for (const FoldRange& range : {FoldRange{0, 3}, {1, 6}, {1, 9}, {5, 7}}) {
+    WriteFold(*store_, range);
+  }
+  // One on its way up, for a version that is there.
+  store_->Write("fold_v000002_v000007/model-00001-of-00001.safetensors", "fra");
+  const auto before = store_->Picture();
+  ASSERT_OK_AND_ASSIGN(const GcReport planned,
+                       Gc({.keep = 2, .grace_seconds = 0, .dry_run = true}));
+  EXPECT_EQ(store_->Picture(), before);
+  ASSERT_OK_AND_ASSIGN(const GcReport waiting, Gc({.keep = 2, .grace_seconds = 1000}));
+  EXPECT_THAT(waiting.folds_removed, testing::ElementsAre("fold_v000001_v000009"));
+  ASSERT_OK_AND_ASSIGN(const GcReport report, Gc({.keep = 2, .grace_seconds = 0}));
+  EXPECT_EQ(SetOf(report.kept), (Versions{6, 7}));
+  EXPECT_THAT(planned.folds_removed,
+              testing::ElementsAre("fold_v000000_v000003", "fold_v000001_v000009"));
+  EXPECT_THAT(report.folds_removed, testing::ElementsAre("fold_v000000_v000003"));
+  // Those whose base is gone stay, for whoever holds it.
+  EXPECT_EQ(Folds(*store_), (std::set<std::string>{"fold_v000001_v000006", "fold_v000002_v000007",
+                                                   "fold_v000005_v000007"}));
+  const auto text = store_->objects().ReadText(std::string(kFoldsName), 10'000, nullptr);
+  ASSERT_OK_AND_ASSIGN(const auto listed, ParseFolds(text.value()));
+  ASSERT_EQ(listed.size(), 2U);
+  EXPECT_EQ(listed[0].range, (FoldRange{1, 6}));
+  EXPECT_EQ(listed[1].range, (FoldRange{5, 7}));
+}
+
 TEST_P(RetentionTest, FullOnesByNumberStay) {
   WriteEight();
   ASSERT_OK_AND_ASSIGN(const GcReport report,
@@ -410,6 +456,10 @@ TEST_P(RetentionTest, AnyFailureIsMadeGoodByTheNextRun) {
       store_ = MakeStore(GetParam());
       WriteEight();
       store_->Write(".syncline/publisher.lock", "");
+      for (const FoldRange& range : {FoldRange{0, 3}, {1, 5}, {1, 6}, {1, 9}}) {
+        WriteFold(*store_, range);
+      }
+      store_->Write(std::string(kFoldsName), "of another time");
       std::size_t seen = 0;
       store_->SetRule([&]() -> Status {
         if (seen++ == n || (for_good && seen > n)) return Fail(Code::kIo, "made to fail");
@@ -422,6 +472,9 @@ TEST_P(RetentionTest, AnyFailureIsMadeGoodByTheNextRun) {
       for (std::uint64_t version = 0; version < 8; ++version) {
         const bool there = picture.contains(VersionName(version) + "/model.safetensors.index.json");
         EXPECT_TRUE(there || version < 6) << version << " after failure " << n;
+        const std::string fold = fmt::format("fold_v{:06}_v{:06}/", version == 3 ? 0 : 1, version);
+        EXPECT_TRUE(there || !picture.contains(fold + std::string(kManifestName)))
+            << fold << " leads nowhere after failure " << n;
         if (!there || version % 4 == 0 || version == 6) continue;
         EXPECT_TRUE(picture.contains(VersionName(version - 1) + "/model.safetensors.index.json"))
             << version << " after failure " << n;
@@ -433,8 +486,12 @@ TEST_P(RetentionTest, AnyFailureIsMadeGoodByTheNextRun) {
       }
       ASSERT_OK(Gc({.keep = 2, .grace_seconds = 0}));
       EXPECT_EQ(Listed(*store_), (Versions{6, 7})) << "after failure " << n;
+      EXPECT_EQ(Folds(*store_), (std::set<std::string>{"fold_v000001_v000006"})) << n;
+      const auto folds = store_->objects().ReadText(std::string(kFoldsName), 10'000, nullptr);
+      ASSERT_EQ(ParseFolds(folds.value_or("")).value_or(std::vector<FoldEntry>()).size(), 1U) << n;
       for (const auto& [key, text] : store_->Picture()) {
         EXPECT_FALSE(key.starts_with(".syncline/trash/w")) << key;
+        EXPECT_FALSE(key.starts_with(".syncline/trash/f")) << key;
       }
     }
   }

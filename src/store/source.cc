@@ -7,6 +7,7 @@
 #include <iterator>
 #include <thread>
 
+#include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/index.h"
 #include "objects/object_files.h"
@@ -25,6 +26,27 @@ using base::Status;
 
 constexpr double kRemoteWaitSeconds = 30;
 constexpr std::uint64_t kMaxSignatureBytes = 1 << 16;
+
+void AddSizes(Described& described) {
+  for (const ManifestFile& file : described.manifest->manifest.files) {
+    if (IsOfFullCopy(file.name)) {
+      described.full_copy_bytes = described.full_copy_bytes.value_or(0) + file.bytes;
+    } else {
+      described.bytes += file.bytes;
+    }
+  }
+}
+
+// For messages.
+std::string NameOf(const Described& version) {
+  return version.is_fold() ? version.folder : fmt::format("version {}", version.number);
+}
+
+// What another reading would not make better: then there are no folds, as nobody needs them.
+bool MeansNoFolds(Code code) {
+  return code == Code::kNotFound || code == Code::kCorrupt || code == Code::kIncompatible ||
+         code == Code::kLimitExceeded || code == Code::kPermissionDenied;
+}
 
 }  // namespace
 
@@ -164,7 +186,9 @@ Result<Described> Source::Describe(std::uint64_t version) {
 }
 
 Result<Described> Source::DescribeNow(std::uint64_t version) {
-  Described described{.number = version, .directory = base::JoinPath(path(), VersionName(version))};
+  const std::string folder = VersionName(version);
+  Described described{
+      .number = version, .folder = folder, .directory = base::JoinPath(path(), folder)};
   SYNCLINE_ASSIGN(described.manifest, ReadManifest(*files_, described.directory));
   if (!described.manifest) {
     SYNCLINE_ASSIGN(const bool there, Has(version));
@@ -185,14 +209,12 @@ Result<Described> Source::DescribeNow(std::uint64_t version) {
                       version, url(), manifest.version, manifest.base_version.value_or(version),
                       base.value_or(version)));
     }
-    described.identity = described.manifest->identity;
-    for (const ManifestFile& file : manifest.files) {
-      if (IsOfFullCopy(file.name)) {
-        described.full_copy_bytes = described.full_copy_bytes.value_or(0) + file.bytes;
-      } else {
-        described.bytes += file.bytes;
-      }
+    if (manifest.fold) {
+      return Fail(Code::kCorrupt,
+                  fmt::format("version {} of {}: the manifest is that of a fold", version, url()));
     }
+    described.identity = described.manifest->identity;
+    AddSizes(described);
     return described;
   }
   const std::string index_path = base::JoinPath(described.directory, checkpoint::kIndexName);
@@ -207,6 +229,61 @@ Result<Described> Source::DescribeNow(std::uint64_t version) {
   if (index) {
     described.identity = "index:" + tensor::HashHex(tensor::HashKind::kXxh3, base::AsBytes(*index));
   }
+  return described;
+}
+
+Result<std::vector<FoldEntry>> Source::KnownFolds() {
+  std::vector<FoldEntry> folds;
+  if (is_directory()) {
+    SYNCLINE_ASSIGN(const std::vector<std::string> names, files_->List(path()));
+    for (const std::string& name : names) {
+      if (const auto range = ParseFoldName(name)) folds.push_back({.range = *range});
+    }
+    return folds;
+  }
+  const auto text = objects_->ReadText(std::string(kFoldsName), kMaxFoldsBytes, options_.cancel);
+  if (!text && MeansNoFolds(text.error().code)) return folds;
+  if (!text) return std::unexpected(text.error());
+  auto parsed = ParseFolds(*text);
+  if (parsed) return parsed;
+  base::Log(base::LogLevel::kWarning, fmt::format("{}/{} cannot be read, and is left alone: {}",
+                                                  url(), kFoldsName, parsed.error().message));
+  return folds;
+}
+
+Result<std::vector<FoldRange>> Source::ListFolds() {
+  if (objects_->can_list()) return ListFoldFolders(*objects_, options_.cancel);
+  SYNCLINE_ASSIGN(const std::vector<FoldEntry> known, KnownFolds());
+  std::vector<FoldRange> ranges;
+  for (const FoldEntry& fold : known) ranges.push_back(fold.range);
+  std::ranges::sort(ranges);
+  return ranges;
+}
+
+Result<Described> Source::DescribeFold(const FoldRange& range) {
+  auto described = ReadFold(range);
+  if (described) {
+    if (Status trusted = CheckSigned(*described); !trusted) return std::unexpected(trusted.error());
+    return described;
+  }
+  return Annotate(std::move(described).error(), fmt::format("{} of {}", FoldName(range), url()));
+}
+
+Result<Described> Source::ReadFold(const FoldRange& range) {
+  const std::string folder = FoldName(range);
+  Described described{
+      .number = range.to, .folder = folder, .directory = base::JoinPath(path(), folder)};
+  SYNCLINE_ASSIGN(described.manifest, ReadManifest(*files_, described.directory));
+  if (!described.manifest) return Fail(Code::kNotFound, "there is no manifest");
+  SYNCLINE_ASSIGN(described.delta, ReadDeltaInfoIn(*files_, path(), folder, range.to));
+  const Manifest& manifest = described.manifest->manifest;
+  if (!manifest.fold || !described.delta || manifest.version != range.to ||
+      manifest.base_version != range.from || described.delta->base_version != range.from) {
+    return Fail(Code::kCorrupt, "manifest and index do not speak of a fold of that name");
+  }
+  described.identity = manifest.fold->target;
+  AddSizes(described);
+  described.full_copy_bytes.reset();
   return described;
 }
 
@@ -235,8 +312,7 @@ Status Source::CheckSigned(Described& version) {
                                         kMaxSignatureBytes));
   auto signer = CheckSignature(version.manifest->text, signature.value_or(""), keys_);
   if (!signer) {
-    return Annotate(std::move(signer).error(),
-                    fmt::format("version {} of {}", version.number, url()));
+    return Annotate(std::move(signer).error(), fmt::format("{} of {}", NameOf(version), url()));
   }
   version.signed_by = *std::move(signer);
   return {};
@@ -244,10 +320,10 @@ Status Source::CheckSigned(Described& version) {
 
 Result<std::string> Source::Bring(const Described& version, Part part, const std::string& spool,
                                   base::ThreadPool& pool, base::Progress& progress) {
-  auto directory = Wait(version.number, options_.cancel,
-                        [&] { return BringNow(version, part, spool, pool, progress); });
+  const auto bring = [&] { return BringNow(version, part, spool, pool, progress); };
+  auto directory = version.is_fold() ? bring() : Wait(version.number, options_.cancel, bring);
   if (directory) return directory;
-  return Annotate(std::move(directory).error(), fmt::format("version {}", version.number));
+  return Annotate(std::move(directory).error(), NameOf(version));
 }
 
 Result<std::string> Source::BringNow(const Described& version, Part part, const std::string& spool,
@@ -269,19 +345,20 @@ Result<std::string> Source::BringNow(const Described& version, Part part, const 
   SYNCLINE_ASSIGN(const auto fetch,
                   Fetch::Plan(*objects_, *local_, std::move(wanted), {}, options_.cancel));
   SYNCLINE_TRY(fetch->Run(pool, progress));
-  return inside(base::JoinPath(spool, VersionName(version.number)));
+  return inside(base::JoinPath(spool, version.folder));
 }
 
 Result<std::vector<FetchFile>> Source::WantedFiles(const Described& version, Part part,
                                                    const std::string& spool) {
-  const std::string to = base::JoinPath(spool, VersionName(version.number));
+  const std::string to = base::JoinPath(spool, version.folder);
   std::vector<FetchFile> wanted;
   const auto add = [&](const std::string& name, std::uint64_t bytes, const std::string& sha256) {
     wanted.push_back({.version = version.number,
                       .key = base::JoinPath(version.directory, name),
                       .path = base::JoinPath(to, name),
                       .bytes = bytes,
-                      .sha256 = sha256});
+                      .sha256 = sha256,
+                      .may_appear = !version.is_fold()});
   };
   if (version.manifest) {
     for (const ManifestFile& file : version.manifest->manifest.files) {
@@ -323,35 +400,44 @@ Result<std::unique_ptr<Arrival>> Source::StartBringing(std::span<const Described
                            pool.size(), progress, options_.cancel);
 }
 
-// That the files have their sizes is known when it returns.
+// Whether the files have their sizes is known when it returns.
 Result<std::unique_ptr<Arrival>> Source::StartChecking(std::span<const Described> deltas,
                                                        base::ThreadPool& pool) {
   struct Delta {
     std::uint64_t number;
+    std::string name;
     std::string directory;
     Manifest manifest;  // its files only
+    bool may_appear;
   };
   std::vector<Delta> checked;
   for (const Described& version : deltas) {
     if (!version.manifest) continue;
-    checked.push_back({version.number, version.directory, {}});
+    checked.push_back({version.number, NameOf(version), version.directory, {}, !version.is_fold()});
     checked.back().manifest.files = version.manifest->manifest.files;
   }
   const auto check = [this](const Delta& delta, bool hash, base::ThreadPool& with,
                             const base::CancelToken* cancel) -> Status {
-    Status status = Wait(delta.number, cancel, [&] {
+    const auto look = [&] {
       return CheckFiles(*files_, delta.directory, delta.manifest, Part::kVersion, hash, with,
                         cancel);
-    });
+    };
+    Status status = delta.may_appear ? Wait(delta.number, cancel, look) : look();
     if (status) return {};
-    return Annotate(std::move(status).error(), fmt::format("version {}", delta.number));
+    return Annotate(std::move(status).error(), delta.name);
   };
-  for (const Delta& delta : checked) SYNCLINE_TRY(check(delta, false, pool, options_.cancel));
+  for (const Delta& delta : checked) {
+    Status right = check(delta, false, pool, options_.cancel);
+    if (!right) return Arrival::Ended(*files_, path(), {std::move(right), delta.number});
+  }
   return Arrival::Checking(
       *files_, path(),
       [checked = std::move(checked), check](base::ThreadPool& own,
-                                            const base::CancelToken* cancel) -> Status {
-        for (const Delta& delta : checked) SYNCLINE_TRY(check(delta, true, own, cancel));
+                                            const base::CancelToken* cancel) -> Arrival::Verdict {
+        for (const Delta& delta : checked) {
+          Status right = check(delta, true, own, cancel);
+          if (!right) return {std::move(right), delta.number};
+        }
         return {};
       },
       pool.size(), options_.cancel);

@@ -15,6 +15,7 @@
 #include "base/thread_pool.h"
 #include "objects/object_store.h"
 #include "store/arrival.h"
+#include "store/folds.h"
 #include "store/manifest.h"
 #include "store/signature.h"
 #include "store/version.h"
@@ -35,18 +36,21 @@ struct SourceOptions {
   const base::CancelToken* cancel = nullptr;  // of every call; must outlive the source
 };
 
-// What is known of a version before its weights are read.
+// What is known of a version, or of a fold that leads to it, before its weights are read.
 struct Described {
   std::uint64_t number = 0;
-  std::string directory;                       // in Source::files()
+  std::string folder;                          // in the store: of the version, or of the fold
+  std::string directory;                       // the same in Source::files()
   std::optional<DeltaInfo> delta;              // nothing: a full version
   std::optional<ReadManifestResult> manifest;  // nothing: not by a publisher of ours
-  std::string identity;     // of the manifest; without one "index:" and the xxh3-128 of the index
-                            // text, or "" of a full version without index
-  std::string signed_by;    // fingerprint of the trusted key; empty: nobody asked
-  std::uint64_t bytes = 0;  // of its files, the full copy left out
+  std::string identity;   // of the manifest; without one "index:" and the xxh3-128 of the index
+                          // text, or "" of a full version without index. Of a fold: of the version
+                          // that it makes
+  std::string signed_by;  // fingerprint of the trusted key; empty: nobody asked
+  std::uint64_t bytes = 0;                       // of its files, the full copy left out
   std::optional<std::uint64_t> full_copy_bytes;  // nothing: there is no full copy
 
+  bool is_fold() const { return manifest && manifest->manifest.fold; }
   // Is it, as far as anybody can tell, what `held` stands for?
   bool IsIdentity(const std::string& held) const { return held.empty() || held == identity; }
 };
@@ -84,27 +88,35 @@ class Source {
   // and the manifest are read.
   base::Result<Described> Describe(std::uint64_t version);
 
+  // The folds that a reader looks for: of a directory those that are there, else those that
+  // syncline.folds.json names. That is one request. None, if it cannot be read for good.
+  base::Result<std::vector<FoldEntry>> KnownFolds();
+  // All that are there, where the store can be listed; else the known ones.
+  base::Result<std::vector<FoldRange>> ListFolds();
+  // kNotFound: it is not there (any more). Other errors as of Describe. Never waits.
+  base::Result<Described> DescribeFold(const FoldRange& range);
+
   // What the files of a full version in a directory look like from outside (sizes, times, numbers):
   // changes when one of them is written to or replaced. Empty for others.
   base::Result<std::string> Stamp(const Described& version);
 
   // The directory, in files() of the machine, that holds the version's files (or its full copy). Of
-  // a store that is a directory: where it is. Of others everything is fetched to `spool`/weight_vN
+  // a store that is a directory: where it is. Of others everything is fetched to `spool`/FOLDER
   // first, in parallel ranges; what a call that was interrupted has fetched is not fetched again.
   // Every file must have the size and SHA-256 of the manifest; of a full version or copy in a
   // directory only the size is looked at: it is copied next, and the copy has to be hashed. Waits as
   // wait_seconds says; then kNotFound, kCorrupt or kChecksumMismatch names the file, expected and
-  // actual. kNoSpace before anything is fetched.
+  // actual. kNoSpace before anything is fetched. A fold is not waited for.
   base::Result<std::string> Bring(const Described& version, Part part, const std::string& spool,
                                   base::ThreadPool& pool, base::Progress& progress);
 
-  // Begins to bring deltas, all at once, and returns while they are on their way: what has come can
-  // be read at Arrival::path() in Arrival::files(), and Arrival::Wait() says whether it was right,
-  // by the same rules and with the same errors as Bring. Of a store that is a directory only the
-  // SHA-256 is left to be checked then. Where nothing vouches for the bytes of a version, because it
-  // has no manifest, it is brought before this returns. As many threads as `pool` has work beside
-  // it. The source and `progress` must outlive what is returned; two that are at work must not use
-  // one spool.
+  // Begins to bring deltas (or folds), all at once, and returns while they are on their way: what
+  // has come can be read at Arrival::path() in Arrival::files(), and Arrival::Wait() says whether it
+  // was right, by the same rules and with the same errors as Bring. Of a store that is a directory
+  // only the SHA-256 is left to be checked then; where a size is wrong, it has ended. Where nothing
+  // vouches for the bytes of a version, because it has no manifest, it is brought before this
+  // returns. As many threads as `pool` has work beside it. The source and `progress` must outlive
+  // what is returned; two that are at work must not use one spool.
   base::Result<std::unique_ptr<Arrival>> StartBringing(std::span<const Described> deltas,
                                                        const std::string& spool,
                                                        base::ThreadPool& pool,
@@ -117,6 +129,7 @@ class Source {
   base::Result<Described> DescribeNow(std::uint64_t version);
   base::Result<std::string> BringNow(const Described& version, Part part, const std::string& spool,
                                      base::ThreadPool& pool, base::Progress& progress);
+  base::Result<Described> ReadFold(const FoldRange& range);
   base::Result<std::vector<FetchFile>> WantedFiles(const Described& version, Part part,
                                                    const std::string& spool);
   base::Result<std::unique_ptr<Arrival>> StartChecking(std::span<const Described> deltas,

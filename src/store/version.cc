@@ -264,8 +264,8 @@ struct DeltaIndex {
 
 // Nothing for a full version.
 Result<std::optional<DeltaIndex>> ReadDeltaIndex(FileSystem& files, const std::string& store,
-                                                 std::uint64_t number) {
-  const std::string directory = base::JoinPath(store, VersionName(number));
+                                                 const std::string& folder, std::uint64_t number) {
+  const std::string directory = base::JoinPath(store, folder);
   const std::string index_path = base::JoinPath(directory, checkpoint::kIndexName);
   const Result<std::string> text = base::ReadText(files, index_path, checkpoint::kMaxIndexBytes);
   if (!text && text.error().code != Code::kNotFound) return std::unexpected(text.error());
@@ -297,22 +297,32 @@ Result<std::optional<DeltaIndex>> ReadDeltaIndex(FileSystem& files, const std::s
 
 }  // namespace
 
-Result<std::optional<DeltaInfo>> ReadDeltaInfo(FileSystem& files, const std::string& store,
-                                               std::uint64_t number) {
-  SYNCLINE_ASSIGN(const auto index, ReadDeltaIndex(files, store, number));
+Result<std::optional<DeltaInfo>> ReadDeltaInfoIn(FileSystem& files, const std::string& store,
+                                                 const std::string& folder, std::uint64_t number) {
+  SYNCLINE_ASSIGN(const auto index, ReadDeltaIndex(files, store, folder, number));
   if (!index) return std::nullopt;
   return index->info;
 }
 
-Result<Version> ReadVersion(FileSystem& files, const std::string& store, std::uint64_t number) {
-  Version version{.number = number, .directory = base::JoinPath(store, VersionName(number))};
-  SYNCLINE_ASSIGN(const auto index, ReadDeltaIndex(files, store, number));
+Result<std::optional<DeltaInfo>> ReadDeltaInfo(FileSystem& files, const std::string& store,
+                                               std::uint64_t number) {
+  return ReadDeltaInfoIn(files, store, VersionName(number), number);
+}
+
+Result<Version> ReadVersionIn(FileSystem& files, const std::string& store,
+                              const std::string& folder, std::uint64_t number) {
+  Version version{.number = number, .directory = base::JoinPath(store, folder)};
+  SYNCLINE_ASSIGN(const auto index, ReadDeltaIndex(files, store, folder, number));
   if (!index) return version;
   version.delta = index->info;
   if (Status status = ReadDeltaFiles(files, index->index, version); !status) {
     return Annotate(std::move(status).error(), fmt::format("version {}", number));
   }
   return version;
+}
+
+Result<Version> ReadVersion(FileSystem& files, const std::string& store, std::uint64_t number) {
+  return ReadVersionIn(files, store, VersionName(number), number);
 }
 
 Result<std::vector<std::uint64_t>> ListVersions(FileSystem& files, const std::string& store) {

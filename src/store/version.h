@@ -51,7 +51,8 @@ struct DeltaTensor {
   std::optional<tensor::Digest> digest;
 };
 
-// A version whose index, and for a delta whose file headers, were read and agree with each other.
+// A version (or fold, see folds.h) whose index, and for a delta whose file headers, were read and
+// agree with each other.
 struct Version {
   std::uint64_t number = 0;
   std::string directory;
@@ -66,10 +67,19 @@ struct Version {
 base::Result<Version> ReadVersion(base::FileSystem& files, const std::string& store,
                                   std::uint64_t version);
 
+// The same of any folder of the store that holds a version of that number.
+base::Result<Version> ReadVersionIn(base::FileSystem& files, const std::string& store,
+                                    const std::string& folder, std::uint64_t version);
+
 // What its index says of the base; nothing for a full version. Errors as of ReadVersion.
 base::Result<std::optional<DeltaInfo>> ReadDeltaInfo(base::FileSystem& files,
                                                      const std::string& store,
                                                      std::uint64_t version);
+
+base::Result<std::optional<DeltaInfo>> ReadDeltaInfoIn(base::FileSystem& files,
+                                                       const std::string& store,
+                                                       const std::string& folder,
+                                                       std::uint64_t version);
 
 // Numbers of all version directories, ascending. kNotFound if there is no such directory.
 base::Result<std::vector<std::uint64_t>> ListVersions(base::FileSystem& files,
