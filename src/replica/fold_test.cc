@@ -535,8 +535,16 @@ TEST_P(FoldTest, ABadFoldThatIsFetchedIsLeftAlone) {
   const std::string fold = trainer.FoldFile(1, 4);
   ASSERT_OK_AND_ASSIGN(const std::string right, base::ReadText(files, fold, 1 << 20));
   ASSERT_OK(trainer.PullTo(1));
+  int looks = 0;  // one for each pull, and one for each time that something is waited for
+  PullOptions options = {.version = 5, .threads = 2};
+  options.source.wait_seconds = 0.5;
+  options.source.before_read = [&](std::optional<std::uint64_t>) {
+    ++looks;
+    return base::Status();
+  };
   const auto pull = [&] {
-    return Pull(files, server.url(), trainer.replica(), {.version = 5, .threads = 2});
+    looks = 0;
+    return Pull(files, server.url(), trainer.replica(), options);
   };
   std::vector<std::optional<std::string>> wrong = {std::nullopt, right.substr(1), right + "x"};
   for (const std::size_t at :
@@ -550,6 +558,7 @@ TEST_P(FoldTest, ABadFoldThatIsFetchedIsLeftAlone) {
       ASSERT_OK(files.Remove(fold));
     }
     ASSERT_OK_AND_ASSIGN(const PullReport report, pull());
+    EXPECT_EQ(looks, 1);
     EXPECT_THAT(report.applied, ElementsAre(2, 3, 4, 5));
     trainer.ExpectAt(5);
     ASSERT_OK(Undo(files, trainer.replica(), {}));
