@@ -85,8 +85,7 @@ Status Decode(ByteSpan frame, const StepModel& model, UnitKind kind, std::vector
           continue;
         }
         if (unit >= count) continue;
-        EXPECT_TRUE(std::equal(bytes + unit * UnitBytes(kind),
-                               bytes + (unit + 1) * UnitBytes(kind),
+        EXPECT_TRUE(std::equal(bytes + unit * UnitBytes(kind), bytes + (unit + 1) * UnitBytes(kind),
                                before.data() + unit * UnitBytes(kind)))
             << unit;
       }
@@ -149,7 +148,8 @@ RC_GTEST_PROP(CompactProperty, WhatIsReadIsWhatWasWritten, ()) {
   for (std::size_t i = 0; i < sizes.size(); ++i) sample.Add(pair.before[i], pair.after[i]);
   const bool classes = IsFloat(kind) && *rc::gen::arbitrary<bool>();
   const ClassRule rule = {kind, classes ? 16U : 1U, classes ? sample.Choose().base : 0};
-  const auto dense = *rc::gen::oneOf(rc::gen::just(0U), rc::gen::inRange<unsigned>(0, 1U << sizes.size()));
+  const auto dense =
+      *rc::gen::oneOf(rc::gen::just(0U), rc::gen::inRange<unsigned>(0, 1U << sizes.size()));
   const Encoded encoded = Encode(pair.before, pair.after, rule, dense);
   std::vector<Bytes> image = pair.before;
   RC_ASSERT(Decode(encoded.frame, encoded.model, kind, image).has_value());

@@ -107,11 +107,11 @@ Bytes WrittenExample() {
   base::ThreadPool pool(1);
   base::Progress progress;
   const DeltaFiles how = {.durable = false, .choice = delta::Encoding::kCompact};
-  const auto counts = WriteCompact(base::FileSystem::Posix(), directory.path(), old_tensors, new_tensors,
-                                   how, lines, pool, progress, nullptr);
+  const auto counts = WriteCompact(base::FileSystem::Posix(), directory.path(), old_tensors,
+                                   new_tensors, how, lines, pool, progress, nullptr);
   EXPECT_OK(counts);
-  const auto text =
-      base::ReadText(base::FileSystem::Posix(), base::JoinPath(directory.path(), "delta-00000.syncline"), 1 << 20);
+  const auto text = base::ReadText(
+      base::FileSystem::Posix(), base::JoinPath(directory.path(), "delta-00000.syncline"), 1 << 20);
   EXPECT_OK(text);
   const ByteSpan bytes = base::AsBytes(*text);
   return {bytes.begin(), bytes.end()};
