@@ -3,14 +3,14 @@
 // The input is a byte of mode, a byte that the old values are made of, and by mode
 //   0  a whole file, whose check of the table is put right before it is read;
 //   1  u16 size of a table's content, the content, the frames: what is compressed is not mutated;
-//   2  a kind of units, a number of tensors, u16 units of each, a model, a frame: there is no table.
+//   2  a kind of units, a number of tensors, u16 units of each, a model, a frame, and no table.
 // Checks of frames are left out: damage is to get through to the decoder.
 //
 // - What is refused is corrupt, or of a format that is not known.
 // - A frame over the tensors that its table names gives the same units, or is refused, with the
 //   widest vectors of the machine and with the narrowest.
-// - Units that change have their bits set, no other byte is written, and the new units may lie where
-//   the old ones are.
+// - Units that change have their bits set, no other byte is written, and the new units may lie
+//   where the old ones are.
 // - Memory is bounded by the table's content and the tensors.
 #include <hwy/targets.h>
 #include <xxhash.h>

@@ -1,11 +1,11 @@
 // The compact encoding, written and read: delta::PieceScanner, JoinFrame, StepModel, EncodeFrame,
 // EncodePlanes and FrameDecoder. The input is a byte each of kind, of form (the lowest bit: classes)
-// and base, of which tensors are dense, and of how often what follows is repeated and how far apart; a
+// and base, of which tensors are dense, of how often what follows is repeated and how far apart; a
 // number of tensors, u16 units of each; and differences, which are added to the old bytes.
 //
 // - What is read over the old images is the new ones.
-// - Changes are counted like in a plain comparison, their lines are marked, and the digest of the new
-//   image is that of the old one plus the difference.
+// - Changes are counted like in a plain comparison, their lines are marked, and the digest of the
+//   new image is that of the old one plus the difference.
 // - A model made of what was counted has all of it, and survives writing.
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,8 @@
 """Seeds of the targets compact and compact_roundtrip: small files of the encoding `compact`.
 
 The writer here is as plain as can be, made from docs/format.md like the reader of the tests
-(tests/reference/compact.py), of which it takes the codes. It needs no good models: symbols get equal
-shares.
+(tests/reference/compact.py), of which it takes the codes. It needs no good models: symbols get
+equal shares.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 //    enough changes are held.
 // 3. What the group has to code is counted, its models are made (or an earlier one is good enough),
 //    its frames are encoded in parallel and written one after the other.
-// 4. A file ends, with its table, at the first cell after kFileBytes or half of the models that it may
-//    have.
+// 4. A file ends, with its table, at the first cell after kFileBytes, or after half of the models
+//    that it may have.
 #include "store/compact_writer.h"
 
 #include <fmt/format.h>
