@@ -11,7 +11,7 @@
 //   widest vectors of the machine and with the narrowest.
 // - Units that change have their bits set, no other byte is written, and the new units may lie
 //   where the old ones are.
-// - Memory is bounded by the table's content and the tensors.
+// - A table takes memory in the measure of its content.
 #include <hwy/targets.h>
 #include <xxhash.h>
 #include <zstd.h>
