@@ -13,6 +13,7 @@ from pathlib import Path
 
 import xxhash
 import zstandard
+from compact_seeds import compact_roundtrip_seeds, compact_seeds
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 
@@ -268,6 +269,8 @@ def journal_seeds() -> Iterator[tuple[str, bytes]]:
 
 
 SEEDS = {
+    "compact": compact_seeds,
+    "compact_roundtrip": compact_roundtrip_seeds,
     "delta_frame": delta_frame_seeds,
     "encoders": encoders_seeds,
     "index": index_seeds,

@@ -14,6 +14,8 @@
 #include <vector>
 
 extern "C" {
+int FuzzCompact(const std::uint8_t* data, std::size_t size);
+int FuzzCompactRoundtrip(const std::uint8_t* data, std::size_t size);
 int FuzzDeltaFrame(const std::uint8_t* data, std::size_t size);
 int FuzzEncoders(const std::uint8_t* data, std::size_t size);
 int FuzzIndex(const std::uint8_t* data, std::size_t size);
@@ -134,6 +136,10 @@ void Replay(const std::string& name, Target target, std::size_t mutations) {
   }
 }
 
+TEST(Fuzz, Compact) { Replay("compact", FuzzCompact, kMutationsOfTensors); }
+TEST(Fuzz, CompactRoundtrip) {
+  Replay("compact_roundtrip", FuzzCompactRoundtrip, kMutationsOfTensors);
+}
 TEST(Fuzz, DeltaFrame) { Replay("delta_frame", FuzzDeltaFrame, kMutationsOfTensors); }
 TEST(Fuzz, Encoders) { Replay("encoders", FuzzEncoders, kMutationsOfTensors); }
 TEST(Fuzz, Index) { Replay("index", FuzzIndex, kMutations); }

@@ -22,8 +22,8 @@ using base::Status;
 
 constexpr std::uint64_t kFormat = 1;
 constexpr std::string_view kEndMagic = "SYNCEND1";
-// Beside these a table is bounded by its content, of which each part takes some bytes. What is made of
-// a table has at most some ten times the size of the content, and 600 MiB of models and frames.
+// Beside these a table is bounded by its content, of which each part takes some bytes. What is made
+// of it has at most some ten times the size of the content, and 600 MiB of models and frames.
 constexpr std::uint64_t kMaxTableBytes = std::uint64_t{1} << 28;
 constexpr std::uint64_t kMaxFrames = std::uint64_t{1} << 24;
 constexpr std::uint64_t kMaxNameBytes = 65536;
@@ -109,6 +109,26 @@ std::vector<std::byte> TableContent(const CompactTable& table) {
     AppendWord(frame.check, out);
   });
   return out;
+}
+
+// kLimitExceeded if something is to be written that readers do not take.
+Status Limit(std::string_view what, std::uint64_t count, std::uint64_t most) {
+  if (count <= most) return {};
+  return Fail(Code::kLimitExceeded,
+              fmt::format("a delta file would have {} {}, the limit is {}", count, what, most));
+}
+
+Status CheckLimits(const CompactTable& table) {
+  SYNCLINE_TRY(Limit("models", table.models.size(), kMaxCompactModels));
+  std::uint64_t frames = 0;
+  for (const CompactCell& cell : table.cells) {
+    frames += cell.frames.size();
+    for (const CompactTensor& tensor : cell.tensors) {
+      SYNCLINE_TRY(Limit("bytes in a tensor's name", tensor.name.size(), kMaxNameBytes));
+      SYNCLINE_TRY(Limit("dimensions of a tensor", tensor.shape.size(), kMaxRank));
+    }
+  }
+  return Limit("frames", frames, kMaxFrames);
 }
 
 // Takes a table's content apart. Counts are bounded by the bytes that are left before anything is made
@@ -326,18 +346,9 @@ Status CheckCompactFrame(const CompactFrame& frame, ByteSpan bytes) {
 }
 
 Result<std::vector<std::byte>> MakeCompactEnd(const CompactTable& table, std::uint64_t offset) {
-  const auto limit = [](std::string_view what, std::uint64_t count, std::uint64_t most) -> Status {
-    if (count <= most) return {};
-    return Fail(Code::kLimitExceeded,
-                fmt::format("the table of a delta file would have {} {}, the limit is {}", count,
-                            what, most));
-  };
-  std::uint64_t frames = 0;
-  for (const CompactCell& cell : table.cells) frames += cell.frames.size();
-  SYNCLINE_TRY(limit("models", table.models.size(), kMaxCompactModels));
-  SYNCLINE_TRY(limit("frames", frames, kMaxFrames));
+  SYNCLINE_TRY(CheckLimits(table));
   const std::vector<std::byte> content = TableContent(table);
-  SYNCLINE_TRY(limit("bytes", content.size(), kMaxTableBytes));
+  SYNCLINE_TRY(Limit("bytes of a table", content.size(), kMaxTableBytes));
   std::vector<std::byte> out(ZSTD_compressBound(content.size()));
   const std::size_t size =
       ZSTD_compress(out.data(), out.size(), content.data(), content.size(), kTableLevel);

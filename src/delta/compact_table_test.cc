@@ -36,8 +36,8 @@ std::string HashOf(ByteSpan bytes) {
   return hasher->Hex();
 }
 
-// A file of three cells: two tensors with classes, one of them dense; a row of three frames of which
-// the second is empty; and numbers of four bytes.
+// A file of three cells: two tensors with classes, one of them dense; a row of three frames of
+// which the second is empty; and numbers of four bytes.
 class SmallFile {
  public:
   SmallFile() {
@@ -367,7 +367,12 @@ TEST(CompactTable, HugeContentIsRefused) {
   EXPECT_ERROR(ReadTable(file), Code::kCorrupt, fmt::format("the limit is {}", 1 << 28));
 }
 
-TEST(CompactTable, TooManyModelsAreNotWritten) {
+TEST(CompactTable, WhatReadersRefuseIsNotWritten) {
+  CompactTable named;
+  named.cells.push_back({.tensors = {{.name = std::string(65537, 'x')}}, .frames = {{}}});
+  EXPECT_ERROR(MakeCompactEnd(named, 8), Code::kLimitExceeded, "65537 bytes in a tensor's name");
+  named.cells[0].tensors[0] = {.name = "a", .shape = std::vector<std::uint64_t>(65, 1)};
+  EXPECT_ERROR(MakeCompactEnd(named, 8), Code::kLimitExceeded, "65 dimensions");
   CompactTable table;
   table.models.resize(kMaxCompactModels + 1);
   EXPECT_ERROR(MakeCompactEnd(table, 8), Code::kLimitExceeded,

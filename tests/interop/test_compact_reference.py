@@ -129,6 +129,22 @@ def test_every_form_is_written(package: ModuleType, store, tmp_path, rng) -> Non
     assert forms == {"compact": {1, compact.CLASSES}, "compact-gap": {1}}
 
 
+def test_a_tensor_of_several_frames(package: ModuleType, store, rng) -> None:
+    """Changes in the first and in the last of three frames."""
+    frame = 1 << 21
+    old = {"a": weights(rng, "BF16", (2 * frame + 77,)), "b": weights(rng, "BF16", (9,))}
+    data = old["a"].data.copy()
+    data[: 2 * frame : 2 * 4001] ^= 1
+    data[4 * frame :: 20] ^= 1
+    new = old | {"a": Tensor("BF16", old["a"].shape, data)}
+    publish(package, store, "compact", [old, new])
+    (file,) = files_of(store, 1)
+    (cell,) = file.cells
+    assert [bool(part.data) for part in cell.frames] == [True, False, True]
+    assert file.frame_units == frame
+    assert compact.apply_file(file, old, digests=False) == {"a": new["a"]}
+
+
 def test_a_wrong_byte_is_noticed(package: ModuleType, store, rng) -> None:
     steps = [{"a": weights(rng, "BF16", (300,)), "b": weights(rng, "BF16", (5,))}]
     steps.append({name: stepped(rng, tensor, 0.2) for name, tensor in steps[0].items()})
