@@ -345,7 +345,7 @@ def test_br_05_killed_in_the_middle_of_an_apply(
     assert moments["withdrawn"], moments
 
 
-@pytest.mark.parametrize("encoding", ["xor", "overwrite", "compact"])
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 @pytest.mark.parametrize("damaged", range(5))
 def test_br_05_a_bad_checksum_of_tensor_i(
     cli: Cli, store: Path, replica: Path, rng, encoding: str, damaged: int
@@ -426,7 +426,7 @@ def test_br_06_a_full_version_in_the_chain(
     assert read_checkpoint(replica) == chain[14]
 
 
-@pytest.mark.parametrize("encoding", ["xor", "overwrite", "compact"])
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 def test_br_06_a_delta_on_other_content(
     cli: Cli, store: Path, replica: Path, chain: list[Tensors], rng, encoding: str
 ) -> None:
