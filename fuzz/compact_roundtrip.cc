@@ -164,9 +164,8 @@ void Check(const Input& input) {
   Must(read.has_value() && *read == *model && from.left().empty(), "a model survives writing");
   const auto tables = std::make_unique<delta::StepEncodeTables>(*model);
   base::Buffer scratch;
-  const std::vector<std::byte> frame =
-      delta::EncodeFrame(changes, input.rule.kind, has_stream, dense, input.rule.classes, *tables,
-                         scratch);
+  const std::vector<std::byte> frame = delta::EncodeFrame(
+      changes, input.rule.kind, has_stream, dense, input.rule.classes, *tables, scratch);
   Images images = old;
   Decode(frame, input, *model, images);
   Must(images == expected, "what is read is what was written");

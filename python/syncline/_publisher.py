@@ -176,9 +176,9 @@ class Publisher:
             NoSpaceError, IoError, PermissionDeniedError: the store cannot be written.
         """
         number = version_number(version)
-        streamed = isinstance(named_tensors, Iterator) and not full
         with self._lock:
-            if streamed and self._core.can_take_arriving:
+            one_by_one = self._core.can_take_arriving and not full
+            if isinstance(named_tensors, Iterator) and one_by_one:
                 outcome = self._publish_arriving(number, named_tensors)
             else:
                 outcome = self._core.publish(number, pack(named_tensors), full)

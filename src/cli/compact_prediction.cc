@@ -132,10 +132,10 @@ void CompactPrediction::FinishForm(UnitKind kind, Form form, std::vector<Sizes>&
     const Tensor& tensor = tensors_[i];
     const Found& found = tensor.found[form];
     if (tensor.kind != kind || !found.changed()) continue;
-    const double own_frames =
-        tensor.units >= kFrameUnits
-            ? static_cast<double>((tensor.units + kFrameUnits - 1) / kFrameUnits)
-            : static_cast<double>(shared) / static_cast<double>(small);
+    const std::uint64_t whole_frames = (tensor.units + kFrameUnits - 1) / kFrameUnits;
+    const double own_frames = tensor.units >= kFrameUnits
+                                  ? static_cast<double>(whole_frames)
+                                  : static_cast<double>(shared) / static_cast<double>(small);
     double bits = 8 * static_cast<double>(found.dense_bytes) + own_frames * frame_bits;
     if (found.counts != nullptr) bits += model.Cost(*found.counts) + ExtraBitsOf(*found.counts);
     // At least one byte: it did change.

@@ -129,6 +129,7 @@ class Comparison {
   Result<std::size_t> CompareGroup(std::span<const Part> left) {
     const Group group = FirstGroup(left);
     std::vector<tensor::Dtype> dtypes;
+    dtypes.reserve(group.pairs.size());
     for (const TensorPair* pair : group.pairs) dtypes.push_back(pair->a->dtype);
     CompactPrediction prediction(dtypes);
     SYNCLINE_TRY(Sample(group, prediction));

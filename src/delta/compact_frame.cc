@@ -161,7 +161,8 @@ double DenseBits(ByteSpan new_bytes, std::size_t unit_bytes) {
   for (std::size_t at = 0; at < new_bytes.size(); ++at) {
     ++counts[at % unit_bytes][static_cast<std::size_t>(new_bytes[at])];
   }
-  const double units = static_cast<double>(new_bytes.size() / unit_bytes);
+  const std::size_t count_of_units = new_bytes.size() / unit_bytes;
+  const auto units = static_cast<double>(count_of_units);
   double bits = 0;
   for (std::size_t plane = 0; plane < unit_bytes; ++plane) {
     bits += units * std::log2(units);

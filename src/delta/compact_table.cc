@@ -169,7 +169,7 @@ class TableReader {
     }
     for (std::uint64_t i = 0; i < models; ++i) {
       SYNCLINE_ASSIGN(StepModel model, ReadModel(from_));
-      table_.models.push_back(std::move(model));
+      table_.models.push_back(model);
     }
     SYNCLINE_ASSIGN(const std::uint64_t cells, from_.Varint(kAny));
     const std::uint64_t room = from_.left().size() / kLeastTensorBytes;
@@ -396,7 +396,7 @@ Result<CompactTable> ReadCompactTable(ByteSpan bytes, const CompactTableRange& r
     return Corrupt("is damaged: its check is wrong");
   }
   // zstd takes at least a byte for 128 KiB, so nobody asks for much more than he has sent.
-  if (range.content_bytes / (128 * 1024) > range.bytes)
+  if (range.content_bytes / (std::uint64_t{128} * 1024) > range.bytes)
     return Corrupt("says more than it can hold");
   if (ZSTD_findFrameCompressedSize(bytes.data(), range.bytes) != range.bytes) {
     return Corrupt("is no single zstd frame");

@@ -30,7 +30,7 @@ enum class CompactForm : std::uint8_t {
 
 struct EncodingChoice {
   constexpr EncodingChoice(Encoding the_encoding = Encoding::kXor,
-                 CompactForm the_form = CompactForm::kClasses, double the_link_gbps = 0)
+                           CompactForm the_form = CompactForm::kClasses, double the_link_gbps = 0)
       : encoding(the_encoding), form(the_form), link_gbps(the_link_gbps) {}
 
   Encoding encoding;

@@ -61,7 +61,8 @@ ChainTasks::ChainTasks(std::span<const std::unique_ptr<DeltaReader>> chain) {
   }
 }
 
-std::unexpected<base::Error> ChainPatches::Annotate(base::Error error, const ChainPart& part) const {
+std::unexpected<base::Error> ChainPatches::Annotate(base::Error error,
+                                                    const ChainPart& part) const {
   return base::Annotate(std::move(error), chain_[part.delta]->Where(part.tensor));
 }
 

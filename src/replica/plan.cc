@@ -46,7 +46,7 @@ class Search {
   Result<Plan> Run(std::uint64_t target) {
     Push(0, {.version = target});
     while (!queue_.empty()) {
-      Place place = std::move(queue_.extract(queue_.begin()).mapped());
+      const Place place = queue_.extract(queue_.begin()).mapped();
       if (place.end) return Finish(place);
       const Status seen = place.fold ? TryFold(place) : Visit(place);
       if (seen) continue;
@@ -73,7 +73,7 @@ class Search {
 
   void Push(std::uint64_t weight, Place place) {
     const bool copy = place.end == Plan::Start::kFullCopy;
-    queue_.emplace(Key(weight, copy, queue_count_++), std::move(place));
+    queue_.emplace(Key(weight, copy, queue_count_++), place);
   }
   void PushEnd(std::uint64_t more, const Hop* hop, Plan::Start end, const Described* start) {
     Push(BytesOf(hop) + more, {.hop = hop, .end = end, .start = start});

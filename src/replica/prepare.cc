@@ -94,6 +94,7 @@ class Preparer {
   Result<Prepared> Run(const JournalHead& head, base::ThreadPool& pool, base::Progress& progress,
                        const base::CancelToken* cancel) {
     std::vector<std::uint64_t> sizes;
+    sizes.reserve(tasks_.tasks.size());
     for (const std::vector<std::size_t>& task : tasks_.tasks) {
       sizes.push_back(std::accumulate(
           task.begin(), task.end(), std::uint64_t{0},

@@ -31,7 +31,6 @@ using base::Fail;
 using base::FileSystem;
 using base::Result;
 using base::Status;
-using delta::CompactForm;
 using delta::UnitKind;
 using tensor::TensorView;
 
@@ -307,7 +306,7 @@ class CompactWriter {
         return last->second;
       }
     }
-    models.push_back(std::move(model));
+    models.push_back(model);
     out_->last_model[rule.kind] = models.size() - 1;
     return models.size() - 1;
   }

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <deque>
 #include <map>
 #include <mutex>
-#include <deque>
 #include <numeric>
 #include <random>
 #include <set>
@@ -213,7 +213,8 @@ TEST_P(PublisherTest, TensorsMayComeOneAfterTheOther) {
     std::erase(arrivals.order(), 2);
     if (twice) arrivals.order().push_back(0);
     EXPECT_ERROR(publisher.PublishArriving(std::nullopt, arrivals, progress_),
-                 Code::kInvalidArgument, twice ? "tensor big came twice" : "tensor f32 did not come");
+                 Code::kInvalidArgument,
+                 twice ? "tensor big came twice" : "tensor f32 did not come");
   }
   ASSERT_OK_AND_ASSIGN(const PublishReport report, Publish(publisher));
   CheckDelta(report.version, old_bytes);

@@ -25,8 +25,8 @@ struct Publisher::Work {
   std::vector<delta::ChangedLines> lines;
   std::vector<std::optional<tensor::Digest>> digests;  // of the tensors; of the last version, then
                                                        // of this one
-  std::vector<std::string> written;  // files, relative to directory
-  checkpoint::WeightMap weight_map;  // of several ranks
+  std::vector<std::string> written;                    // files, relative to directory
+  checkpoint::WeightMap weight_map;                    // of several ranks
   checkpoint::WeightMap copy_map;
   Manifest manifest;
   PublishReport report;

@@ -255,6 +255,7 @@ Result<std::vector<FoldRange>> Source::ListFolds() {
   if (objects_->can_list()) return ListFoldFolders(*objects_, options_.cancel);
   SYNCLINE_ASSIGN(const std::vector<FoldEntry> known, KnownFolds());
   std::vector<FoldRange> ranges;
+  ranges.reserve(known.size());
   for (const FoldEntry& fold : known) ranges.push_back(fold.range);
   std::ranges::sort(ranges);
   return ranges;

@@ -128,6 +128,7 @@ std::optional<std::uint64_t> ParseLane(std::string_view hex) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(bugprone-throwing-static-initialization): it is initialised by the compiler.
 constinit const std::array<std::array<std::uint32_t, kDigestBlock>, 2> kDigestPlaceKeys =
     MakePlaceKeys();
 

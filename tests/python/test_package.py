@@ -121,9 +121,7 @@ def test_round_trip(
     assert (again.version, again.from_version, again.applied) == (3, 3, [])
     fresh = syncline.pull(str(store), f"{replica}-2", version=2, threads=1)
     # Applied as one: a tensor that both change counts once.
-    changed = sum(
-        any(new[n] != old[n] for old, new in pairwise(models[:3])) for n in models[0]
-    )
+    changed = sum(any(new[n] != old[n] for old, new in pairwise(models[:3])) for n in models[0])
     assert (fresh.applied, fresh.tensors_changed) == ([1, 2], changed)
     assert read_checkpoint(f"{replica}-2") == models[2]
 

@@ -174,7 +174,10 @@ def test_each_failure_has_its_class(chain: Path, replica: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda path: syncline.Publisher(path, encoding="rot13"), "rot13.*expected xor, overwrite, compact"),
+        (
+            lambda path: syncline.Publisher(path, encoding="rot13"),
+            "rot13.*expected xor, overwrite, compact",
+        ),
         (lambda path: syncline.Publisher(path, threads=0), "threads=0"),
         (lambda path: syncline.Publisher(""), "store: ''"),
         (lambda path: syncline.Publisher(path, base=""), "base: ''"),
