@@ -108,11 +108,12 @@ class Preparer {
     SYNCLINE_TRY(pool.ParallelFor(
         order.size(),
         [&](std::size_t i) -> Status {
-          ChainPatches patches(readers_);
-          for (const std::size_t tensor : tasks_.tasks[order[i]]) {
-            SYNCLINE_TRY(PrepareTensor(tensor, head.tensors[tensor], patches, progress));
-          }
-          return {};
+          const std::vector<std::size_t>& task = tasks_.tasks[order[i]];
+          Status status = PrepareTask(task, head, progress);
+          if (status || status.error().code != Code::kCorrupt) return status;
+          // A delta that is read over the old values does not fit damaged ones.
+          SYNCLINE_ASSIGN(const bool damaged, NoteDamage(task, head));
+          return damaged ? Status() : status;
         },
         cancel));
     for (const ChangedTensor& changed : prepared_.changed) {
@@ -128,6 +129,33 @@ class Preparer {
   }
 
  private:
+  Status PrepareTask(const std::vector<std::size_t>& task, const JournalHead& head,
+                     base::Progress& progress) {
+    ChainPatches patches(readers_);
+    for (const std::size_t tensor : task) {
+      SYNCLINE_TRY(PrepareTensor(tensor, head.tensors[tensor], patches, progress));
+    }
+    return {};
+  }
+
+  // Are bytes of the replica's tensors not those that it believes to hold?
+  Result<bool> NoteDamage(const std::vector<std::size_t>& task, const JournalHead& head) {
+    bool any = false;
+    for (const std::size_t i : task) {
+      const JournalTensor& tensor = head.tensors[i];
+      if (tensor.before.hex.empty()) continue;
+      SYNCLINE_ASSIGN(const std::string now, HashRange(*weights_[targets_[i]->file], tensor.offset,
+                                                       tensor.bytes, tensor.before.kind));
+      if (now == tensor.before.hex) continue;
+      any = true;
+      const std::scoped_lock lock(mutex_);
+      if (std::ranges::find(prepared_.damaged, tensor.name) != prepared_.damaged.end()) continue;
+      prepared_.wrong.push_back(tensor.name);
+      prepared_.damaged.push_back(tensor.name);
+    }
+    return any;
+  }
+
   Status PrepareTensor(std::size_t index, const JournalTensor& tensor, ChainPatches& patches,
                        base::Progress& progress) {
     const CheckpointTensor& target = *targets_[index];

@@ -309,6 +309,21 @@ TEST_P(ReplicaTest, AFailedSeedKeepsTheOldVersion) {
   ExpectAt(1);
 }
 
+// So much of it that a delta which is read over the old values cannot even be decoded.
+TEST_P(ReplicaTest, MuchDamageIsHealedOnTheWay) {
+  PublishUpTo(2, 0.05);
+  ASSERT_OK(PullTo(1));
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files, into_));
+  const std::string path = into_ + "/model.safetensors";
+  for (std::uint64_t byte = 1; byte < 4000; byte += 2) {  // signs and exponents
+    FlipByte(path, checkpoint.Find("big")->offset + byte);
+  }
+  ASSERT_OK_AND_ASSIGN(const PullReport report, PullTo(2));
+  EXPECT_EQ(report.tensors_repaired, 1U);
+  EXPECT_FALSE(report.seeded);
+  ExpectAt(2);
+}
+
 TEST_P(ReplicaTest, DamageIsFoundAndHealedFromTheStore) {
   PublishUpTo(2, 0.001);
   ASSERT_OK(PullTo(1));
