@@ -114,13 +114,13 @@ void BlockPatch::Put(MutableByteSpan block) const {
 
 void BlockPatch::SetDifference(ByteSpan old_block, ByteSpan new_block) {
   Clear();
-  std::vector<std::byte> difference(old_block.size());
-  std::vector<std::uint64_t> mask(tensor::MaskWords(old_block.size(), unit_bytes_));
+  difference_.resize(old_block.size());
+  mask_.resize(tensor::MaskWords(old_block.size(), unit_bytes_));
   tensor::XorWithMask(old_block.data(), new_block.data(), old_block.size(), unit_bytes_,
-                      difference.data(), mask.data());
+                      difference_.data(), mask_.data());
   const auto add = [&]<typename Unit>(Unit) {
-    tensor::ForEachSet(mask.data(), mask.size(), [&](std::size_t unit) {
-      Add(unit, Load<Unit>(&difference[unit * sizeof(Unit)]));
+    tensor::ForEachSet(mask_.data(), mask_.size(), [&](std::size_t unit) {
+      Add(unit, Load<Unit>(&difference_[unit * sizeof(Unit)]));
     });
   };
   if (unit_bytes_ == 1) {

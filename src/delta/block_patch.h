@@ -58,6 +58,9 @@ class BlockPatch {
   std::size_t count_ = 0;
   std::vector<std::uint16_t> positions_;  // room for all units of a block; count_ are in use
   std::vector<std::byte> values_;
+  // Of SetDifference.
+  std::vector<std::byte> difference_;
+  std::vector<std::uint64_t> mask_;
 };
 
 enum class Side : std::uint8_t { kOld, kNew };
@@ -82,6 +85,22 @@ class BlockRecord {
 
   // Puts the old or the new values into the image of [begin(), end()); whatever was there before.
   void Write(Side side, base::MutableByteSpan bytes) const;
+  // Calls visit(offset in the tensor, old value, new value) for each unit that it holds.
+  template <typename Visit>
+  void ForEachUnit(const Visit& visit) const {
+    const auto all = [&]<typename Unit>(Unit) {
+      for (std::size_t i = 0; i < old_values_.size() / sizeof(Unit); ++i) {
+        const std::size_t unit = whole_ ? i : base::Load<std::uint16_t>(&positions_[2 * i]);
+        visit(block_offset_ + unit * sizeof(Unit), base::Load<Unit>(&old_values_[i * sizeof(Unit)]),
+              base::Load<Unit>(&new_values_[i * sizeof(Unit)]));
+      }
+    };
+    if (unit_bytes_ == 1) {
+      all(std::uint8_t{});
+    } else {
+      all(std::uint16_t{});
+    }
+  }
   // Is that the block as it was when Apply had changed it (by XXH3)?
   bool IsNewBlock(base::ByteSpan block) const;
 

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <vector>
 
+#include "base/read_only_file.h"
+
 namespace syncline::objects {
 namespace {
 
@@ -20,19 +22,20 @@ using base::Status;
 // Headers are read in small pieces: each request brings at least this much.
 constexpr std::size_t kReadAheadBytes = std::size_t{64} * 1024;
 
+constexpr std::string_view kWhyReadOnly = "the store is only read here";
+
 std::unexpected<base::Error> ReadOnly(const std::string& path) {
-  return Fail(Code::kPermissionDenied, fmt::format("{}: the store is only read here", path));
+  return base::FailReadOnly(path, kWhyReadOnly);
 }
 
-class ObjectFile final : public base::File {
+class ObjectFile final : public base::ReadOnlyFile {
  public:
   ObjectFile(ObjectStore& store, ObjectInfo info, const base::CancelToken* cancel)
-      : store_(store),
+      : ReadOnlyFile(base::JoinPath(store.url(), info.key), kWhyReadOnly),
+        store_(store),
         info_(std::move(info)),
-        path_(base::JoinPath(store.url(), info_.key)),
         cancel_(cancel) {}
 
-  const std::string& path() const override { return path_; }
   Result<FileInfo> Stat() override {
     return FileInfo{.kind = FileInfo::Kind::kFile, .size = info_.bytes};
   }
@@ -56,18 +59,13 @@ class ObjectFile final : public base::File {
     std::memcpy(into.data(), &ahead_[offset - ahead_begin_], into.size());
     return into.size();
   }
-  Status WriteAt(base::ByteSpan, std::uint64_t) override { return ReadOnly(path_); }
-  Status Allocate(std::uint64_t) override { return ReadOnly(path_); }
-  Status Truncate(std::uint64_t) override { return ReadOnly(path_); }
-  Status Sync() override { return ReadOnly(path_); }
   Result<base::Mapping> Map(bool) override {
-    return Fail(Code::kIncompatible, fmt::format("{} cannot be mapped", path_));
+    return Fail(Code::kIncompatible, fmt::format("{} cannot be mapped", path()));
   }
 
  private:
   ObjectStore& store_;
   ObjectInfo info_;
-  std::string path_;
   const base::CancelToken* cancel_;
   std::mutex mutex_;
   std::vector<std::byte> ahead_;  // guarded by mutex_

@@ -300,19 +300,7 @@ class Puller {
     std::uint64_t held = 0;
     std::size_t count = 0;
     for (const Version& version : chain) {
-      std::uint64_t largest = 0;
-      for (const store::DeltaTensor& tensor : version.tensors) {
-        // Of a compact delta one frame of a cell is held, and these are small.
-        if (version.tables.empty()) largest = std::max(largest, tensor.bytes);
-      }
-      for (const delta::CompactTable& table : version.tables) {
-        for (const delta::CompactCell& cell : table.cells) {
-          for (const delta::CompactFrame& frame : cell.frames) {
-            largest = std::max(largest, frame.bytes);
-          }
-        }
-      }
-      held += largest;
+      held += version.LargestFrameBytes();
       if (count > 0 && held > kMaxFoldedFrameBytes) break;
       ++count;
     }

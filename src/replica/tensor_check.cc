@@ -6,13 +6,14 @@
 #include <array>
 #include <utility>
 
+#include "delta/block_patch.h"
+
 namespace syncline::replica {
 namespace {
 
 using base::ByteSpan;
 using base::Code;
 using base::Fail;
-using base::Load;
 using base::Status;
 
 constexpr std::array<std::pair<VerifyBy, std::string_view>, 3> kNames = {{
@@ -26,29 +27,6 @@ std::unexpected<base::Error> NoDigests(VerifyBy by, std::uint64_t version, std::
               fmt::format("version {}: {} no digest, which verifying by \"{}\" needs; verify by "
                           "\"hash\" instead",
                           version, what, Name(by)));
-}
-
-// `record` is a change record as docs/format.md describes it, of a block that was just patched.
-void AddRecord(ByteSpan record, tensor::DigestChange& change) {
-  constexpr std::size_t kHeadBytes = 24;
-  const auto block = Load<std::uint64_t>(record.data());
-  const std::size_t count = Load<std::uint32_t>(&record[8]);
-  const bool whole = Load<std::uint8_t>(&record[13]) != 0;
-  const std::byte* const positions = record.data() + kHeadBytes;
-  const std::byte* const old_values = positions + (whole ? 0 : 2 * count);
-  const auto add = [&]<typename Unit>(Unit) {
-    const std::byte* const new_values = old_values + count * sizeof(Unit);
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t position = whole ? i : Load<std::uint16_t>(positions + 2 * i);
-      change.AddAt(block + position * sizeof(Unit), Load<Unit>(old_values + i * sizeof(Unit)),
-                   Load<Unit>(new_values + i * sizeof(Unit)));
-    }
-  };
-  if (Load<std::uint8_t>(&record[12]) == 1) {
-    add(std::uint8_t{});
-  } else {
-    add(std::uint16_t{});
-  }
 }
 
 }  // namespace
@@ -107,7 +85,12 @@ void TensorCheck::New(ByteSpan block, std::uint64_t offset, ByteSpan record) {
       hasher_->Update(block);
       break;
     case VerifyBy::kChained:
-      if (!record.empty()) AddRecord(record, change_);
+      // None for a block without a change; what could not be read would be missed by the digest.
+      if (const auto read = delta::BlockRecord::Read(record)) {
+        read->ForEachUnit([&](std::uint64_t at, std::uint64_t before, std::uint64_t after) {
+          change_.AddAt(at, before, after);
+        });
+      }
       break;
     case VerifyBy::kFull:
       digest_ += tensor::DigestOf(block, unit_bytes_, offset / unit_bytes_);

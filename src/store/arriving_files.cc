@@ -6,6 +6,8 @@
 #include <mutex>
 #include <utility>
 
+#include "base/read_only_file.h"
+
 namespace syncline::store {
 namespace {
 
@@ -16,17 +18,18 @@ using base::MutableByteSpan;
 using base::Result;
 using base::Status;
 
+constexpr std::string_view kWhyReadOnly = "what is being fetched is only read";
+
 std::unexpected<base::Error> ReadOnly(const std::string& path) {
-  return Fail(Code::kPermissionDenied, fmt::format("{}: what is being fetched is only read", path));
+  return base::FailReadOnly(path, kWhyReadOnly);
 }
 
 // The local file is opened when the first bytes are there. It stays the same one to the end.
-class ArrivingFile final : public base::File {
+class ArrivingFile final : public base::ReadOnlyFile {
  public:
   ArrivingFile(Fetch& fetch, std::size_t number, std::string path)
-      : fetch_(fetch), number_(number), path_(std::move(path)) {}
+      : ReadOnlyFile(std::move(path), kWhyReadOnly), fetch_(fetch), number_(number) {}
 
-  const std::string& path() const override { return path_; }
   Result<FileInfo> Stat() override {
     return FileInfo{.kind = FileInfo::Kind::kFile, .size = fetch_.FileBytes(number_)};
   }
@@ -38,13 +41,9 @@ class ArrivingFile final : public base::File {
     SYNCLINE_ASSIGN(base::File * content, Content());
     return content->ReadAt(into, offset);
   }
-  Status WriteAt(base::ByteSpan, std::uint64_t) override { return ReadOnly(path_); }
-  Status Allocate(std::uint64_t) override { return ReadOnly(path_); }
-  Status Truncate(std::uint64_t) override { return ReadOnly(path_); }
-  Status Sync() override { return ReadOnly(path_); }
   // A file that begins anew is cut short, and touching a page that is gone ends the process.
   Result<base::Mapping> Map(bool) override {
-    return Fail(Code::kIncompatible, fmt::format("{} cannot be mapped yet", path_));
+    return Fail(Code::kIncompatible, fmt::format("{} cannot be mapped yet", path()));
   }
 
  private:
@@ -58,7 +57,6 @@ class ArrivingFile final : public base::File {
 
   Fetch& fetch_;
   const std::size_t number_;
-  const std::string path_;
   std::mutex mutex_;
   std::unique_ptr<base::File> content_;  // made under mutex_, once
 };

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "store/fields.h"
 #include "store/file_hash.h"
 #include "store/manifest.h"
 #include "store/version.h"
@@ -27,12 +28,6 @@ constexpr int kMaxRounds = 8;  // as many others may change the folds meanwhile
 // A number as it stands in names: with at least six digits.
 std::optional<std::uint64_t> ParseDigits(std::string_view digits) {
   return ParseVersionName(fmt::format("weight_v{}", digits));
-}
-
-Result<std::uint64_t> Number(const Json& json, std::string_view name) {
-  const Json* value = json.Find(name);
-  if (value != nullptr && value->unsigned_integer() != nullptr) return *value->unsigned_integer();
-  return Fail(Code::kCorrupt, fmt::format("\"{}\" is missing or not an unsigned integer", name));
 }
 
 // Nothing for a fold that is not whole, or cannot be read.
@@ -93,7 +88,7 @@ Result<std::vector<FoldEntry>> ParseFolds(std::string_view text) {
                 fmt::format("{} bytes, the limit is {}", text.size(), kMaxFoldsBytes));
   }
   SYNCLINE_ASSIGN(const Json json, base::ParseJson(text));
-  SYNCLINE_ASSIGN(const std::uint64_t format, Number(json, "format"));
+  SYNCLINE_ASSIGN(const std::uint64_t format, NumberIn(json, "format"));
   if (format != kFormat) {
     return Fail(Code::kIncompatible, fmt::format("format {}, expected {}", format, kFormat));
   }
@@ -104,9 +99,9 @@ Result<std::vector<FoldEntry>> ParseFolds(std::string_view text) {
   std::vector<FoldEntry> folds;
   for (const Json& item : *list->array()) {
     FoldEntry fold;
-    SYNCLINE_ASSIGN(fold.range.from, Number(item, "from"));
-    SYNCLINE_ASSIGN(fold.range.to, Number(item, "to"));
-    SYNCLINE_ASSIGN(fold.bytes, Number(item, "bytes"));
+    SYNCLINE_ASSIGN(fold.range.from, NumberIn(item, "from"));
+    SYNCLINE_ASSIGN(fold.range.to, NumberIn(item, "to"));
+    SYNCLINE_ASSIGN(fold.bytes, NumberIn(item, "bytes"));
     const Json* identity = item.Find("identity");
     if (identity == nullptr || identity->string() == nullptr ||
         !IsLowerHex(*identity->string(), 64)) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/json.h"
+#include "store/fields.h"
 #include "store/file_hash.h"
 
 namespace syncline::store {
@@ -23,12 +24,6 @@ Result<std::string> Hex(const Json& json, std::string_view name, std::size_t dig
   return Fail(Code::kCorrupt, fmt::format("\"{}\" is not {} lower-case hex digits", name, digits));
 }
 
-Result<std::uint64_t> Number(const Json& json, std::string_view name) {
-  const Json* value = json.Find(name);
-  if (value != nullptr && value->unsigned_integer() != nullptr) return *value->unsigned_integer();
-  return Fail(Code::kCorrupt, fmt::format("\"{}\" is missing or not an unsigned integer", name));
-}
-
 }  // namespace
 
 std::string LatestText(const Latest& latest) {
@@ -45,13 +40,13 @@ Result<Latest> ParseLatest(std::string_view text) {
                 fmt::format("{} bytes, the limit is {}", text.size(), kMaxLatestBytes));
   }
   SYNCLINE_ASSIGN(const Json json, base::ParseJson(text));
-  SYNCLINE_ASSIGN(const std::uint64_t format, Number(json, "format"));
+  SYNCLINE_ASSIGN(const std::uint64_t format, NumberIn(json, "format"));
   if (format != kFormat) {
     return Fail(Code::kIncompatible, fmt::format("format {}, expected {}", format, kFormat));
   }
   Latest latest;
   SYNCLINE_ASSIGN(latest.run, Hex(json, "run", 32));
-  SYNCLINE_ASSIGN(latest.version, Number(json, "version"));
+  SYNCLINE_ASSIGN(latest.version, NumberIn(json, "version"));
   SYNCLINE_ASSIGN(latest.identity, Hex(json, "identity", 64));
   return latest;
 }

@@ -7,6 +7,7 @@
 #include <charconv>
 
 #include "base/json.h"
+#include "store/fields.h"
 #include "store/file_hash.h"
 
 namespace syncline::store {
@@ -20,12 +21,6 @@ using base::Status;
 
 constexpr std::uint64_t kFormat = 1;
 constexpr std::array<std::string_view, 4> kStates = {"idle", "survey", "open", "failed"};
-
-Result<std::uint64_t> Number(const Json& json, std::string_view name) {
-  const Json* value = json.Find(name);
-  if (value != nullptr && value->unsigned_integer() != nullptr) return *value->unsigned_integer();
-  return Fail(Code::kCorrupt, fmt::format("\"{}\" is missing or not an unsigned integer", name));
-}
 
 Result<std::string> Text(const Json& json, std::string_view name) {
   const Json* value = json.Find(name);
@@ -46,7 +41,7 @@ Json ErrorJson(const base::Error& error) {
 
 Result<base::Error> ParseError(const Json& json) {
   base::Error error;
-  SYNCLINE_ASSIGN(const std::uint64_t code, Number(json, "code"));
+  SYNCLINE_ASSIGN(const std::uint64_t code, NumberIn(json, "code"));
   if (code == 0 || code > base::CodeTable().size()) {
     return Fail(Code::kCorrupt, fmt::format("unknown error code {}", code));
   }
@@ -118,7 +113,7 @@ Result<std::vector<ManifestFile>> ParseFiles(const Json& json) {
   std::vector<ManifestFile> files;
   for (const auto& [name, value] : *object) {
     ManifestFile file{.name = name, .bytes = 0, .sha256 = {}};
-    SYNCLINE_ASSIGN(file.bytes, Number(value, "bytes"));
+    SYNCLINE_ASSIGN(file.bytes, NumberIn(value, "bytes"));
     SYNCLINE_ASSIGN(file.sha256, Text(value, "sha256"));
     if (!base::IsInsidePath(name) || !IsLowerHex(file.sha256, 64)) {
       return Fail(Code::kCorrupt, fmt::format("file {} is none", name));
@@ -157,7 +152,7 @@ constexpr std::array<PartField, 7> kPartFields = {{
 }};
 
 Status CheckFormat(const Json& json) {
-  SYNCLINE_ASSIGN(const std::uint64_t format, Number(json, "format"));
+  SYNCLINE_ASSIGN(const std::uint64_t format, NumberIn(json, "format"));
   if (format == kFormat) return {};
   return Fail(Code::kIncompatible, fmt::format("format {}, expected {}", format, kFormat));
 }
@@ -195,16 +190,16 @@ Result<Announcement> ParseAnnouncement(std::string_view text) {
   SYNCLINE_TRY(CheckFormat(json));
   Announcement announcement;
   SYNCLINE_ASSIGN(announcement.token, Text(json, "token"));
-  SYNCLINE_ASSIGN(announcement.world, Number(json, "world"));
-  SYNCLINE_ASSIGN(announcement.call, Number(json, "call"));
-  SYNCLINE_ASSIGN(announcement.attempt, Number(json, "attempt"));
+  SYNCLINE_ASSIGN(announcement.world, NumberIn(json, "world"));
+  SYNCLINE_ASSIGN(announcement.call, NumberIn(json, "call"));
+  SYNCLINE_ASSIGN(announcement.attempt, NumberIn(json, "attempt"));
   SYNCLINE_ASSIGN(const std::string state, Text(json, "state"));
   const auto* const known = std::ranges::find(kStates, state);
   if (known == kStates.end()) return Fail(Code::kCorrupt, "unknown state " + state);
   announcement.state = static_cast<Announcement::State>(known - kStates.begin());
-  SYNCLINE_ASSIGN(announcement.version, Number(json, "version"));
+  SYNCLINE_ASSIGN(announcement.version, NumberIn(json, "version"));
   if (const Json* base = json.Find("base_version"); base != nullptr && !base->is_null()) {
-    SYNCLINE_ASSIGN(announcement.base_version, Number(json, "base_version"));
+    SYNCLINE_ASSIGN(announcement.base_version, NumberIn(json, "base_version"));
   }
   const Json* copy = json.Find("full_copy");
   announcement.full_copy = copy != nullptr && std::get_if<bool>(&copy->value()) != nullptr &&
@@ -252,7 +247,7 @@ Result<RankPart> ParseRankPart(std::string_view text) {
   RankPart part;
   SYNCLINE_ASSIGN(part.token, Text(json, "token"));
   for (const PartField& field : kPartFields) {
-    SYNCLINE_ASSIGN(part.*field.value, Number(json, field.name));
+    SYNCLINE_ASSIGN(part.*field.value, NumberIn(json, field.name));
   }
   if (const Json* failed = json.Find("failed"); failed != nullptr && !failed->is_null()) {
     SYNCLINE_ASSIGN(part.failed, ParseError(*failed));

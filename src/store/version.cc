@@ -186,6 +186,18 @@ Status ReadDeltaFiles(FileSystem& files, const checkpoint::Index& index, Version
 
 }  // namespace
 
+std::uint64_t Version::LargestFrameBytes() const {
+  std::uint64_t largest = 0;
+  for (const delta::CompactTable& table : tables) {
+    for (const delta::CompactCell& cell : table.cells) {
+      for (const delta::CompactFrame& frame : cell.frames) largest = std::max(largest, frame.bytes);
+    }
+  }
+  if (!tables.empty()) return largest;
+  for (const DeltaTensor& tensor : tensors) largest = std::max(largest, tensor.bytes);
+  return largest;
+}
+
 std::string CompactListing(std::string_view file) {
   return fmt::format("syncline.{}", file.substr(0, file.rfind('.')));
 }

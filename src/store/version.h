@@ -60,6 +60,9 @@ struct Version {
   std::vector<std::string> files;           // of a delta, relative to the directory
   std::vector<DeltaTensor> tensors;         // of a delta, by name
   std::vector<delta::CompactTable> tables;  // of a compact delta, of each of its files
+
+  // What a reader holds of it at a time.
+  std::uint64_t LargestFrameBytes() const;
 };
 
 // Errors name the version and the file. A directory without index is a full version if it holds
