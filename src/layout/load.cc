@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/pool.h"
+#include "layout/pieces.h"
+#include "layout/runs.h"
 
 namespace syncline::layout {
 namespace {
@@ -30,6 +33,7 @@ struct Roles {
     std::size_t target;  // must have the bytes of this tensor of the plan
   };
   std::vector<Twin> twins;
+  std::uint64_t skipped = 0;
 };
 
 base::Result<Roles> AssignRoles(const Checkpoint& checkpoint, const Plan& plan) {
@@ -37,7 +41,10 @@ base::Result<Roles> AssignRoles(const Checkpoint& checkpoint, const Plan& plan) 
   roles.sources.resize(plan.tensors().size());
   std::vector<std::string> unclaimed;
   for (const CheckpointTensor& tensor : checkpoint.tensors()) {
-    if (plan.IsSkipped(tensor.name)) continue;
+    if (plan.IsSkipped(tensor.name)) {
+      ++roles.skipped;
+      continue;
+    }
     const bool is_twin = plan.FindAlias(tensor.name) != Plan::npos;
     if (!is_twin && plan.FindTensor(tensor.name) == Plan::npos) {
       unclaimed.push_back(tensor.name);
@@ -86,44 +93,79 @@ base::Result<Roles> AssignRoles(const Checkpoint& checkpoint, const Plan& plan) 
   return roles;
 }
 
-// One thing to do for a thread: read a piece straight into place, or read a tensor and scatter it.
+// One thing to do for a thread: read bytes [begin, begin + bytes) of a tensor, straight into place
+// (`into`) or to be scattered by `runs`, whose offsets count from `begin`.
 struct Job {
   const CheckpointTensor* source = nullptr;
-  std::uint64_t offset = 0;  // in the tensor
-  base::MutableByteSpan into;
-  std::size_t scatter = Plan::npos;  // tensor of the plan
+  std::uint64_t begin = 0;
+  std::uint64_t bytes = 0;
+  std::byte* into = nullptr;  // of the bytes, or the parameter that the runs go to
+  std::optional<Runs> runs;
 };
+
+// A run that lies in one piece in both places.
+void AddReads(const CheckpointTensor& source, const Runs& runs, std::byte* parameter,
+              std::vector<Job>& jobs) {
+  for (std::uint64_t offset = 0; offset < runs.run; offset += kReadBytes) {
+    jobs.push_back({.source = &source,
+                    .begin = runs.from + offset,
+                    .bytes = std::min(kReadBytes, runs.run - offset),
+                    .into = parameter + runs.to + offset,
+                    .runs = std::nullopt});
+  }
+}
+
+// Runs that are scattered: shared out by the outermost loop. What lies between them in the file is
+// read along.
+void AddScatters(const CheckpointTensor& source, const Runs& runs, std::byte* parameter,
+                 std::vector<Job>& jobs) {
+  const Runs::Loop& outer = runs.loops.back();
+  std::uint64_t extent = runs.run;  // of one iteration
+  for (std::size_t i = 0; i + 1 < runs.loops.size(); ++i) {
+    extent += (runs.loops[i].count - 1) * runs.loops[i].from_stride;
+  }
+  const std::uint64_t step =
+      std::max<std::uint64_t>(1, kReadBytes / std::max<std::uint64_t>(1, outer.from_stride));
+  for (std::uint64_t first = 0; first < outer.count; first += step) {
+    const std::uint64_t count = std::min(step, outer.count - first);
+    Runs part = runs;
+    part.from = 0;
+    part.to = runs.to + first * outer.to_stride;
+    part.loops.back().count = count;
+    jobs.push_back({.source = &source,
+                    .begin = runs.from + first * outer.from_stride,
+                    .bytes = (count - 1) * outer.from_stride + extent,
+                    .into = parameter,
+                    .runs = std::move(part)});
+  }
+}
 
 std::vector<Job> MakeJobs(const Roles& roles, const Plan& plan,
                           std::span<const base::MutableByteSpan> parameters) {
   std::vector<Job> jobs;
   for (std::size_t i = 0; i < roles.sources.size(); ++i) {
-    const CheckpointTensor& source = *roles.sources[i];
-    Plan::Range range;
-    if (!plan.ContiguousRange(i, range)) {
-      jobs.push_back({.source = &source, .scatter = i});
-      continue;
-    }
-    const base::MutableByteSpan whole =
-        parameters[range.parameter].subspan(range.offset, range.bytes);
-    for (std::uint64_t offset = 0; offset < range.bytes; offset += kReadBytes) {
-      const std::uint64_t size = std::min(kReadBytes, range.bytes - offset);
-      jobs.push_back({.source = &source, .offset = offset, .into = whole.subspan(offset, size)});
+    for (const Piece& piece : plan.PiecesOf(i)) {
+      const TensorSpec& parameter = plan.parameters()[piece.parameter];
+      const Runs runs = FindRuns(parameter.dtype, {plan.tensors()[i].shape, piece.source},
+                                 {parameter.shape, piece.destination});
+      std::byte* into = parameters[piece.parameter].data();
+      if (runs.loops.empty()) {
+        AddReads(*roles.sources[i], runs, into, jobs);
+      } else {
+        AddScatters(*roles.sources[i], runs, into, jobs);
+      }
     }
   }
   return jobs;
 }
 
+// What this rank holds of a tensor must be what the twin has there.
 base::Status CompareTwin(base::File& file, const Roles::Twin& twin, const Plan& plan,
                          std::span<const base::MutableByteSpan> parameters) {
   base::Buffer found;
-  base::Buffer expected;
   const base::MutableByteSpan bytes = found.Get(twin.tensor->bytes);
   SYNCLINE_TRY(base::ReadExactly(file, bytes, twin.tensor->offset));
-  const base::MutableByteSpan own = expected.Get(twin.tensor->bytes);
-  const std::vector<base::ByteSpan> views(parameters.begin(), parameters.end());
-  plan.Gather(twin.target, views, own);
-  if (std::ranges::equal(bytes, own)) return {};
+  if (HoldsBytes(plan, twin.target, bytes, {parameters.begin(), parameters.end()})) return {};
   return base::Fail(Code::kChecksumMismatch,
                     fmt::format("{}: the model's configuration ties it to {}, but their bytes "
                                 "differ",
@@ -152,25 +194,31 @@ base::Result<LoadReport> LoadCheckpoint(base::FileSystem& files, const Checkpoin
   const auto run = [&](std::size_t i) -> base::Status {
     const Job& job = jobs[i];
     base::File& file = *opened[job.source->file];
+    const std::uint64_t offset = job.source->offset + job.begin;
     base::Status done;
-    if (job.scatter == Plan::npos) {
-      done = base::ReadExactly(file, job.into, job.source->offset + job.offset);
+    if (!job.runs) {
+      done = base::ReadExactly(file, {job.into, job.bytes}, offset);
     } else {
       const base::Pool<base::Buffer>::Lease buffer(buffers);
-      const base::MutableByteSpan bytes = buffer->Get(job.source->bytes);
-      done = base::ReadExactly(file, bytes, job.source->offset);
-      if (done) plan.Scatter(job.scatter, bytes, parameters);
+      const base::MutableByteSpan bytes = buffer->Get(job.bytes);
+      done = base::ReadExactly(file, bytes, offset);
+      if (done) CopyRuns(*job.runs, bytes.data(), job.into);
     }
     if (!done) return base::Annotate(done.error(), job.source->name);
     return done;
   };
   SYNCLINE_TRY(pool.ParallelFor(jobs.size(), run, cancel));
+  plan.ClearFills(parameters);
   for (const Roles::Twin& twin : roles.twins) {
     const base::Status same = CompareTwin(*opened[twin.tensor->file], twin, plan, parameters);
     if (!same) return base::Annotate(same.error(), checkpoint.FilePath(twin.tensor->file));
   }
-  LoadReport report = {.tensors = roles.sources.size()};
-  for (const CheckpointTensor* source : roles.sources) report.bytes += source->bytes;
+  LoadReport report = {.tensors = roles.sources.size(), .skipped = roles.skipped};
+  for (std::size_t i = 0; i < roles.sources.size(); ++i) {
+    for (const Piece& piece : plan.PiecesOf(i)) {
+      report.bytes += PieceBytes(plan.tensors()[i].dtype, piece.source);
+    }
+  }
   return report;
 }
 

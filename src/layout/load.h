@@ -15,8 +15,9 @@
 namespace syncline::layout {
 
 struct LoadReport {
-  std::uint64_t tensors = 0;
-  std::uint64_t bytes = 0;  // read
+  std::uint64_t tensors = 0;  // of the model, all of them
+  std::uint64_t skipped = 0;  // that a rule of the plan leaves out
+  std::uint64_t bytes = 0;    // of them on this rank
 };
 
 // Does the checkpoint hold exactly what the plan asks for? kNotFound names tensors that are missing
@@ -24,9 +25,9 @@ struct LoadReport {
 // Reads nothing.
 base::Status CheckNames(const checkpoint::Checkpoint& checkpoint, const Plan& plan);
 
-// Checks the names, then reads every tensor with read calls, in parallel, straight into place where
-// it lies there in one piece. Each parameter is written completely, or an error comes back: then
-// their content is undefined. kChecksumMismatch: a tensor that should equal another (the head of a
+// Checks the names, then reads what this rank holds of every tensor with read calls, in parallel,
+// straight into place where it lies there in one piece. Each parameter that is not derived is
+// written completely, or an error comes back: then their content is undefined. kChecksumMismatch: a tensor that should equal another (the head of a
 // tied model) does not.
 base::Result<LoadReport> LoadCheckpoint(base::FileSystem& files,
                                         const checkpoint::Checkpoint& checkpoint, const Plan& plan,

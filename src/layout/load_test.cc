@@ -10,6 +10,7 @@
 #include "base/result_matchers.h"
 #include "base/temp_dir.h"
 #include "checkpoint/writer.h"
+#include "layout/random_model.h"
 
 namespace syncline::layout {
 namespace {
@@ -108,6 +109,36 @@ TEST_F(LoadTest, LargeTensorsAreReadInPieces) {
   MakePlanOf(3000, 1001);
   ASSERT_OK(Load(1 << 20));
   ExpectLoaded();
+}
+
+// Each rank reads its own part, to the same bytes as from whole tensors.
+RC_GTEST_PROP(LoadRanks, ReadWhatIsTheirs, ()) {
+  const RandomModel model = MakeRandomModel();
+  std::vector<tensor::TensorView> views;
+  for (std::size_t i = 0; i < model.weights.size(); ++i) {
+    const TensorSpec& spec = model.ranks[0].tensors()[i];
+    views.push_back({spec.name, spec.dtype, spec.shape, model.weights[i]});
+  }
+  const base::TempDir directory;
+  base::ThreadPool pool(2);
+  base::Progress progress;
+  RC_ASSERT(checkpoint::WriteCheckpoint(FileSystem::Posix(), directory / "", views,
+                                        {.max_file_bytes = 1 << 20, .durable = false}, pool,
+                                        progress, nullptr)
+                .has_value());
+  const auto opened = checkpoint::Checkpoint::Open(FileSystem::Posix(), directory / "");
+  RC_ASSERT(opened.has_value());
+  for (const Plan& plan : model.ranks) {
+    auto expected = MakeMemory(plan, std::byte{0});
+    auto memory = MakeMemory(plan, std::byte{0xEE});
+    const std::vector<base::MutableByteSpan> to(expected.begin(), expected.end());
+    const std::vector<base::MutableByteSpan> spans(memory.begin(), memory.end());
+    for (std::size_t i = 0; i < model.weights.size(); ++i) plan.Scatter(i, model.weights[i], to);
+    RC_ASSERT(LoadCheckpoint(FileSystem::Posix(), *opened, plan, spans, pool, nullptr).has_value());
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      RC_ASSERT(plan.IsDerived(i) || memory[i] == expected[i]);
+    }
+  }
 }
 
 TEST_F(LoadTest, SkippedNamesAreIgnored) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "layout/known_names.h"
+#include "layout/pieces.h"
 #include "layout/runs.h"
 
 namespace syncline::layout {
@@ -132,29 +133,32 @@ void Plan::Gather(std::size_t tensor, std::span<const base::ByteSpan> parameters
   }
 }
 
-bool Plan::ContiguousRange(std::size_t tensor, Range& range) const {
-  const std::span<const Piece> pieces = PiecesOf(tensor);
-  const std::size_t parameter = pieces.front().parameter;
-  const tensor::Shape shape = parameters_[parameter].shape;
-  // Every byte lies equally far behind its place in the tensor. Pieces of which that is true do not
-  // overlap in the tensor, because they do not in the parameter: if they have as many elements as
-  // the tensor they cover it.
-  std::optional<std::uint64_t> offset;
-  std::uint64_t elements = 0;
-  for (const Piece& piece : pieces) {
-    if (piece.parameter != parameter) return false;
-    const Runs runs = FindRuns(tensors_[tensor].dtype, {tensors_[tensor].shape, piece.source},
-                               {shape, piece.destination});
-    if (!offset) offset = runs.to - runs.from;
-    if (runs.to - runs.from != *offset) return false;
-    for (const Runs::Loop& loop : runs.loops) {
-      if (loop.from_stride != loop.to_stride) return false;
-    }
-    elements += piece.source.elements();
+std::uint64_t Plan::OwnedBytes(std::size_t tensor) const {
+  std::uint64_t owned = 0;
+  for (const Piece& piece : PiecesOf(tensor)) {
+    if (piece.owner) owned += PieceBytes(tensors_[tensor].dtype, piece.source);
   }
-  if (elements != WholeBox(tensors_[tensor].shape).elements()) return false;
-  range = {.parameter = parameter, .offset = *offset, .bytes = tensors_[tensor].bytes()};
-  return true;
+  return owned;
+}
+
+void Plan::GatherOwned(std::size_t tensor, std::span<const base::ByteSpan> parameters,
+                       base::MutableByteSpan into) const {
+  assert(into.size() == OwnedBytes(tensor) && parameters.size() == parameters_.size());
+  for (const Piece& piece : PiecesOf(tensor)) {
+    if (!piece.owner) continue;
+    const TensorSpec& parameter = parameters_[piece.parameter];
+    const std::uint64_t bytes = PieceBytes(parameter.dtype, piece.source);
+    TakeBox(parameter, piece.destination, parameters[piece.parameter], into.first(bytes));
+    into = into.subspan(bytes);
+  }
+}
+
+void Plan::ClearFills(std::span<const base::MutableByteSpan> parameters) const {
+  for (const Fill& fill : fills_) {
+    const TensorSpec& parameter = parameters_[fill.parameter];
+    const Place place = {parameter.shape, fill.box};
+    FillRuns(FindRuns(parameter.dtype, place, place), parameters[fill.parameter].data());
+  }
 }
 
 }  // namespace syncline::layout

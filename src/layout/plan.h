@@ -5,12 +5,17 @@
 // them. Here that is a list of pieces instead of loader code, so that loading, export, coverage,
 // deltas and digests are all the same loop.
 //
+// A plan knows every tensor of the checkpoint, also those of which its rank holds nothing, so that
+// all ranks say the same of a name. Among the ranks of an engine each element of a tensor has
+// exactly one owning piece.
+//
 // Invariants, checked by PlanBuilder::Build:
 //   names     parameters have different names, and so have tensors, aliases and skipped names;
 //   pieces    lie inside their tensor and parameter, which have the same dtype, and are not empty;
 //             their two boxes have the same extents up to those of 1;
-//   parameter each element is covered by exactly one piece;
-//   tensor    has at least one piece, and each element is covered by at most one owning piece;
+//   parameter each element is covered by exactly one piece or fill; a derived one has neither;
+//   tensor    has at least one piece, unless it is declared absent, and each element is covered by
+//             at most one owning piece;
 //   bytes     elements of 4 and 6 bits are cut only at whole bytes of the innermost dimension (the
 //             last that is longer than 1).
 #pragma once
@@ -47,6 +52,12 @@ struct Piece {
   bool owner = true;          // exports and digests take the element from here
 };
 
+// Padding: a part of a parameter that belongs to no tensor, and is zero.
+struct Fill {
+  std::size_t parameter = 0;
+  Box box;
+};
+
 // Immutable, thread-safe.
 class Plan {
  public:
@@ -55,6 +66,9 @@ class Plan {
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
   // Grouped by tensor, in the order of tensors().
   const std::vector<Piece>& pieces() const { return pieces_; }
+  const std::vector<Fill>& fills() const { return fills_; }
+  // A parameter that is computed from others after they are loaded.
+  bool IsDerived(std::size_t parameter) const { return derived_[parameter]; }
 
   // Index into tensors(); npos if the plan has none of that name. Aliases are not found.
   static constexpr std::size_t npos = ~std::size_t{0};  // NOLINT(readability-identifier-naming)
@@ -65,6 +79,7 @@ class Plan {
   // Whether the owning pieces cover the tensor. Not so for one that is divided between ranks, or
   // that another rank owns.
   bool HoldsWhole(std::size_t tensor) const;
+  std::uint64_t OwnedBytes(std::size_t tensor) const;
 
   // A name that a checkpoint may hold and that no parameter needs (rotary buffers).
   bool IsSkipped(std::string_view name) const;
@@ -89,16 +104,12 @@ class Plan {
   void Gather(std::size_t tensor, std::span<const base::ByteSpan> parameters,
               base::MutableByteSpan into) const;
 
-  // If the tensor lies in one parameter without gaps and in order, and nowhere else (true of every
-  // fused row block): where. Then its bytes can be read from a file straight into place. `range` is
-  // changed only if so.
-  struct Range {
-    std::size_t parameter = 0;
-    std::uint64_t offset = 0;  // bytes
-    std::uint64_t bytes = 0;
-    bool operator==(const Range&) const = default;
-  };
-  bool ContiguousRange(std::size_t tensor, Range& range) const;
+  // The owned part of a tensor: the content of its owning pieces one after the other, each
+  // row-major. `into` has OwnedBytes(tensor).
+  void GatherOwned(std::size_t tensor, std::span<const base::ByteSpan> parameters,
+                   base::MutableByteSpan into) const;
+  // Makes the padding zero. What Scatter writes never touches it.
+  void ClearFills(std::span<const base::MutableByteSpan> parameters) const;
 
  private:
   friend class PlanBuilder;
@@ -116,6 +127,8 @@ class Plan {
   std::vector<TensorSpec> parameters_;
   std::vector<TensorSpec> tensors_;
   std::vector<Piece> pieces_;
+  std::vector<Fill> fills_;
+  std::vector<bool> derived_;             // by parameter
   std::vector<std::size_t> first_piece_;  // of tensor i; one more entry at the end
   std::vector<std::string> skipped_;      // exact names, or with a leading '*' suffixes
   Index aliases_;                         // to tensors_
@@ -130,6 +143,11 @@ class PlanBuilder {
   std::size_t AddParameter(TensorSpec parameter);
   std::size_t AddTensor(TensorSpec tensor);
   void AddPiece(Piece piece);
+  void AddFill(Fill fill);
+  // A tensor of which this rank holds nothing.
+  std::size_t AddAbsent(TensorSpec tensor);
+  // A parameter that is computed from others.
+  std::size_t AddDerived(TensorSpec parameter);
   // Adds one tensor, one parameter, and that they are the same.
   void AddWhole(const std::string& tensor, const std::string& parameter, tensor::Dtype dtype,
                 std::vector<std::uint64_t> shape);
@@ -154,6 +172,7 @@ class PlanBuilder {
 
   Plan plan_;
   std::vector<std::pair<std::string, std::string>> aliases_;  // name, tensor
+  std::vector<bool> absent_;                                  // by tensor
 };
 
 }  // namespace syncline::layout

@@ -90,15 +90,31 @@ Status CheckPiece(const TensorSpec& tensor, const TensorSpec& parameter, const P
 
 std::size_t PlanBuilder::AddParameter(TensorSpec parameter) {
   plan_.parameters_.push_back(std::move(parameter));
+  plan_.derived_.push_back(false);
   return plan_.parameters_.size() - 1;
+}
+
+std::size_t PlanBuilder::AddDerived(TensorSpec parameter) {
+  const std::size_t index = AddParameter(std::move(parameter));
+  plan_.derived_[index] = true;
+  return index;
 }
 
 std::size_t PlanBuilder::AddTensor(TensorSpec tensor) {
   plan_.tensors_.push_back(std::move(tensor));
+  absent_.push_back(false);
   return plan_.tensors_.size() - 1;
 }
 
+std::size_t PlanBuilder::AddAbsent(TensorSpec tensor) {
+  const std::size_t index = AddTensor(std::move(tensor));
+  absent_[index] = true;
+  return index;
+}
+
 void PlanBuilder::AddPiece(Piece piece) { plan_.pieces_.push_back(std::move(piece)); }
+
+void PlanBuilder::AddFill(Fill fill) { plan_.fills_.push_back(std::move(fill)); }
 
 void PlanBuilder::AddWhole(const std::string& tensor, const std::string& parameter,
                            tensor::Dtype dtype, std::vector<std::uint64_t> shape) {
@@ -200,6 +216,13 @@ Status PlanBuilder::CheckPieces() const {
     SYNCLINE_TRY(
         CheckPiece(plan_.tensors_[piece.tensor], plan_.parameters_[piece.parameter], piece));
   }
+  for (const Fill& fill : plan_.fills_) {
+    if (fill.parameter >= plan_.parameters_.size()) {
+      return Fail(Code::kInternal, fmt::format("a fill names parameter {} of {}", fill.parameter,
+                                               plan_.parameters_.size()));
+    }
+    SYNCLINE_TRY(CheckBox("parameter", plan_.parameters_[fill.parameter], fill.box));
+  }
   return {};
 }
 
@@ -212,24 +235,38 @@ void PlanBuilder::GroupPieces() {
 }
 
 Status PlanBuilder::CheckParameters() const {
-  std::vector<std::vector<const Piece*>> pieces_of(plan_.parameters_.size());
-  for (const Piece& piece : plan_.pieces_) pieces_of[piece.parameter].push_back(&piece);
+  struct Part {
+    const Box* box;
+    std::string_view tensor;  // empty: padding
+    std::string Text() const {
+      return tensor.empty() ? fmt::format("padding {}", BoxText(*box))
+                            : fmt::format("{} of tensor {}", BoxText(*box), tensor);
+    }
+  };
+  std::vector<std::vector<Part>> parts_of(plan_.parameters_.size());
+  for (const Piece& piece : plan_.pieces_) {
+    parts_of[piece.parameter].push_back({&piece.destination, plan_.tensors_[piece.tensor].name});
+  }
+  for (const Fill& fill : plan_.fills_) parts_of[fill.parameter].push_back({&fill.box, {}});
   std::vector<const Box*> boxes;
   for (std::size_t i = 0; i < plan_.parameters_.size(); ++i) {
     const TensorSpec& spec = plan_.parameters_[i];
+    const std::vector<Part>& parts = parts_of[i];
+    if (plan_.derived_[i]) {
+      if (parts.empty()) continue;
+      return Fail(Code::kInternal, fmt::format("parameter {} is derived and has {}", SpecText(spec),
+                                               parts.front().Text()));
+    }
     boxes.clear();
     std::uint64_t covered = 0;
-    for (const Piece* piece : pieces_of[i]) {
-      boxes.push_back(&piece->destination);
-      covered += piece->destination.elements();
+    for (const Part& part : parts) {
+      boxes.push_back(part.box);
+      covered += part.box->elements();
     }
     if (const auto overlap = FindOverlap(boxes)) {
-      const Piece& a = *pieces_of[i][overlap->first];
-      const Piece& b = *pieces_of[i][overlap->second];
       return Fail(Code::kInternal,
-                  fmt::format("parameter {}: {} of tensor {} and {} of tensor {} overlap",
-                              SpecText(spec), BoxText(a.destination), plan_.tensors_[a.tensor].name,
-                              BoxText(b.destination), plan_.tensors_[b.tensor].name));
+                  fmt::format("parameter {}: {} and {} overlap", SpecText(spec),
+                              parts[overlap->first].Text(), parts[overlap->second].Text()));
     }
     const std::uint64_t total = WholeBox(spec.shape).elements();
     if (covered != total) {
@@ -247,9 +284,10 @@ Status PlanBuilder::CheckOwners() const {
   std::vector<const Box*> boxes;
   for (std::size_t i = 0; i < plan_.tensors_.size(); ++i) {
     const std::span<const Piece> pieces = plan_.PiecesOf(i);
-    if (pieces.empty()) {
+    if (pieces.empty() != absent_[i]) {
       return Fail(Code::kInternal,
-                  fmt::format("tensor {} has no piece", SpecText(plan_.tensors_[i])));
+                  fmt::format("tensor {} has {}", SpecText(plan_.tensors_[i]),
+                              pieces.empty() ? "no piece" : "a piece and is declared absent"));
     }
     boxes.clear();
     for (const Piece& piece : pieces) {

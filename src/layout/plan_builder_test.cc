@@ -204,6 +204,53 @@ TEST(PlanBuilderTest, RefusesWhatHasNoPieceOrNoElements) {
   EXPECT_ERROR(Built(builder), Code::kInternal, "tensor b: shape");
 }
 
+TEST(PlanBuilderTest, FillsAbsentTensorsAndDerivedParameters) {
+  PlanBuilder builder = OneTensor();
+  builder.AddAbsent({"b", Dtype::kF32, {3}});
+  const std::size_t derived = builder.AddDerived({"d", Dtype::kF32, {3}});
+  const std::size_t padded = builder.AddParameter({"padded", Dtype::kU8, {3, 2}});
+  builder.AddPiece({.tensor = builder.AddTensor({"t", Dtype::kU8, {2, 2}}),
+                    .parameter = padded,
+                    .source = WholeBox(Shape{2, 2}),
+                    .destination = {{0, 0}, {2, 2}}});
+  PlanBuilder gap = builder;
+  EXPECT_ERROR(Built(gap), Code::kInternal, "2 of 6 elements are in no piece");
+  PlanBuilder overlap = builder;
+  overlap.AddFill({.parameter = padded, .box = {{1, 0}, {3, 2}}});
+  EXPECT_ERROR(Built(overlap), Code::kInternal, "padding [1:3, 0:2] overlap");
+  PlanBuilder outside = builder;
+  outside.AddFill({.parameter = padded, .box = {{2, 0}, {4, 2}}});
+  EXPECT_ERROR(Built(outside), Code::kInternal, "out of bounds");
+  PlanBuilder nowhere = builder;
+  nowhere.AddFill({.parameter = 99, .box = {{2, 0}, {3, 2}}});
+  EXPECT_ERROR(Built(nowhere), Code::kInternal, "a fill names parameter 99");
+  builder.AddFill({.parameter = padded, .box = {{2, 0}, {3, 2}}});
+  PlanBuilder written = builder;
+  written.AddFill({.parameter = derived, .box = {{0}, {1}}});
+  EXPECT_ERROR(Built(written), Code::kInternal, "is derived and has padding");
+  PlanBuilder present = builder;
+  present.AddPiece({.tensor = present.AddAbsent({"c", Dtype::kF32, {1}}),
+                    .parameter = present.AddParameter({"q", Dtype::kF32, {1}}),
+                    .source = {{0}, {1}},
+                    .destination = {{0}, {1}}});
+  EXPECT_ERROR(Built(present), Code::kInternal, "declared absent");
+  ASSERT_OK_AND_ASSIGN(const Plan plan, std::move(builder).Build());
+  EXPECT_TRUE(plan.IsDerived(derived));
+  EXPECT_FALSE(plan.IsDerived(padded));
+  EXPECT_FALSE(plan.HoldsWhole(plan.FindTensor("b")));
+  EXPECT_EQ(plan.OwnedBytes(plan.FindTensor("b")), 0U);
+  std::vector<std::vector<std::byte>> memory;
+  for (const TensorSpec& parameter : plan.parameters()) {
+    memory.emplace_back(parameter.bytes(), std::byte{7});
+  }
+  const std::vector<base::MutableByteSpan> spans(memory.begin(), memory.end());
+  plan.ClearFills(spans);
+  EXPECT_EQ(memory[derived], std::vector<std::byte>(12, std::byte{7}));
+  std::vector<std::byte> expected(6, std::byte{7});
+  expected[4] = expected[5] = std::byte{0};
+  EXPECT_EQ(memory[padded], expected);
+}
+
 TEST(PlanBuilderTest, RefusesIndicesThatAreNotThere) {
   const Box whole = WholeBox(Shape{2, 2});
   PlanBuilder builder = OneTensor();
@@ -314,11 +361,11 @@ TEST(PlanBuilderTest, LargePlan) {
   }
   ASSERT_OK_AND_ASSIGN(const Plan plan, std::move(builder).Build());
   EXPECT_EQ(plan.tensors().size(), 93'120U);
-  Plan::Range range;
-  EXPECT_TRUE(plan.ContiguousRange(
-      plan.FindTensor("model.layers.79.mlp.experts.383.up_proj.weight"), range));
-  EXPECT_EQ(range.parameter, plan.FindParameter("model.layers.79.mlp.experts.gate_up_proj"));
-  EXPECT_EQ(range.offset, (kExperts * 2 - 1) * kWide * kHidden * 2);
+  const auto pieces =
+      plan.PiecesOf(plan.FindTensor("model.layers.79.mlp.experts.383.up_proj.weight"));
+  ASSERT_EQ(pieces.size(), 1U);
+  EXPECT_EQ(pieces[0].parameter, plan.FindParameter("model.layers.79.mlp.experts.gate_up_proj"));
+  EXPECT_EQ(pieces[0].destination, (Box{{383, kWide, 0}, {384, 2 * kWide, kHidden}}));
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <set>
 
 #include "base/result_matchers.h"
+#include "layout/digest.h"
+#include "layout/pieces.h"
 #include "layout/random_plan.h"
 
 namespace syncline::layout {
@@ -126,43 +128,6 @@ RC_GTEST_PROP(PlanTest, PiecesAreGroupedAndCoverEachParameterOnce, ()) {
   }
 }
 
-// By the definition: every element has one place, in one parameter, always equally far behind.
-std::optional<Plan::Range> RangeSlowly(const Plan& plan, std::size_t tensor) {
-  const TensorSpec& spec = plan.tensors()[tensor];
-  std::map<std::uint64_t, std::uint64_t> place;
-  std::set<std::size_t> parameters;
-  for (const Piece& piece : plan.PiecesOf(tensor)) {
-    parameters.insert(piece.parameter);
-    const auto from = ElementsOf(spec.shape, piece.source);
-    const auto to = ElementsOf(plan.parameters()[piece.parameter].shape, piece.destination);
-    for (std::size_t i = 0; i < from.size(); ++i) {
-      if (!place.emplace(from[i], to[i]).second) return std::nullopt;
-    }
-  }
-  if (parameters.size() != 1 || place.size() != WholeBox(spec.shape).elements()) {
-    return std::nullopt;
-  }
-  for (const auto& [from, to] : place) {
-    if (to - from != place[0]) return std::nullopt;
-  }
-  return Plan::Range{.parameter = *parameters.begin(),
-                     .offset = place[0] * tensor::Bits(spec.dtype) / 8,
-                     .bytes = spec.bytes()};
-}
-
-RC_GTEST_PROP(PlanTest, FindsTheContiguousRange, ()) {
-  const RandomPlan random = MakeRandomPlan();
-  const auto plan = BuildParts(random.parts);
-  RC_ASSERT(plan.has_value());
-  for (std::size_t i = 0; i < plan->tensors().size(); ++i) {
-    const Plan::Range untouched = {.parameter = 77, .offset = 78, .bytes = 79};
-    Plan::Range range = untouched;
-    const std::optional<Plan::Range> expected = RangeSlowly(*plan, i);
-    RC_ASSERT(plan->ContiguousRange(i, range) == expected.has_value());
-    RC_ASSERT(range == expected.value_or(untouched));
-  }
-}
-
 constexpr char kAttention[] = "model.layers.0.self_attn.";
 
 Plan AttentionPlan() {
@@ -179,19 +144,33 @@ Plan AttentionPlan() {
   return *std::move(builder).Build();
 }
 
-TEST(PlanTest, StackedTensorsAreContiguous) {
-  const Plan plan = AttentionPlan();
-  const std::size_t fused = plan.FindParameter(std::string(kAttention) + "qkv_proj.weight");
-  ASSERT_NE(fused, Plan::npos);
-  EXPECT_EQ(plan.parameters()[fused].shape, (Shape{8, 4}));
-  const auto range = [&](const std::string& name) {
-    Plan::Range found;
-    EXPECT_TRUE(plan.ContiguousRange(plan.FindTensor(kAttention + name), found));
-    return found;
-  };
-  EXPECT_EQ(range("q_proj.weight"), (Plan::Range{fused, 0, 32}));
-  EXPECT_EQ(range("k_proj.weight"), (Plan::Range{fused, 32, 16}));
-  EXPECT_EQ(range("v_proj.weight"), (Plan::Range{fused, 48, 16}));
+// The owned parts, put where their pieces say, are the tensors; digests are those of the bytes.
+RC_GTEST_PROP(PlanTest, GathersWhatIsOwned, ()) {
+  const RandomPlan random = MakeRandomPlan();
+  const auto plan = BuildParts(random.parts);
+  RC_ASSERT(plan.has_value());
+  const std::vector<base::ByteSpan> parameters(random.parameter_bytes.begin(),
+                                               random.parameter_bytes.end());
+  for (std::size_t i = 0; i < plan->tensors().size(); ++i) {
+    const TensorSpec& spec = plan->tensors()[i];
+    std::vector<std::byte> owned(plan->OwnedBytes(i));
+    plan->GatherOwned(i, parameters, owned);
+    std::vector<std::byte> only_owned(spec.bytes());  // zeros elsewhere
+    base::ByteSpan rest = owned;
+    for (const Piece& piece : plan->PiecesOf(i)) {
+      if (!piece.owner) continue;
+      const std::uint64_t bytes = PieceBytes(spec.dtype, piece.source);
+      std::vector<std::byte> expected(bytes);
+      TakeBox(spec, piece.source, random.tensor_bytes[i], expected);
+      RC_ASSERT(std::ranges::equal(rest.first(bytes), expected));
+      PutBox(spec, piece.source, rest.first(bytes), only_owned);
+      rest = rest.subspan(bytes);
+    }
+    RC_ASSERT(rest.empty());
+    RC_ASSERT(DigestOwned(*plan, i, parameters) ==
+              tensor::DigestOf(only_owned, tensor::DigestUnitBytes(spec.dtype)));
+    if (plan->HoldsWhole(i)) RC_ASSERT(only_owned == random.tensor_bytes[i]);
+  }
 }
 
 TEST(PlanTest, KnowsTensorsAliasesAndSkippedNames) {

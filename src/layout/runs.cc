@@ -29,17 +29,6 @@ Strides FindStrides(std::uint64_t element_bits, const Place& place) {
   return strides;
 }
 
-void CopyLoops(const Runs& runs, std::size_t loops, const std::byte* from, std::byte* to) {
-  if (loops == 0) {
-    std::memcpy(to, from, runs.run);
-    return;
-  }
-  const Runs::Loop& loop = runs.loops[loops - 1];
-  for (std::uint64_t i = 0; i < loop.count; ++i) {
-    CopyLoops(runs, loops - 1, from + i * loop.from_stride, to + i * loop.to_stride);
-  }
-}
-
 }  // namespace
 
 Runs FindRuns(tensor::Dtype dtype, const Place& from, const Place& to) {
@@ -64,7 +53,12 @@ Runs FindRuns(tensor::Dtype dtype, const Place& from, const Place& to) {
 }
 
 void CopyRuns(const Runs& runs, const std::byte* from, std::byte* to) {
-  CopyLoops(runs, runs.loops.size(), from + runs.from, to + runs.to);
+  ForEachRun(runs,
+             [&](std::uint64_t a, std::uint64_t b) { std::memcpy(to + b, from + a, runs.run); });
+}
+
+void FillRuns(const Runs& runs, std::byte* to) {
+  ForEachRun(runs, [&](std::uint64_t, std::uint64_t b) { std::memset(to + b, 0, runs.run); });
 }
 
 }  // namespace syncline::layout

@@ -34,7 +34,26 @@ struct Runs {
 // bytes along the innermost dimension (both hold in every Plan).
 Runs FindRuns(tensor::Dtype dtype, const Place& from, const Place& to);
 
+// Calls run(from, to) with the offsets of each run of the `loops` innermost loops, from there on.
+template <typename Run>
+void ForEachRun(const Runs& runs, std::size_t loops, std::uint64_t from, std::uint64_t to,
+                const Run& run) {
+  if (loops == 0) return run(from, to);
+  const Runs::Loop& loop = runs.loops[loops - 1];
+  for (std::uint64_t i = 0; i < loop.count; ++i) {
+    ForEachRun(runs, loops - 1, from + i * loop.from_stride, to + i * loop.to_stride, run);
+  }
+}
+
+// Of all loops.
+template <typename Run>
+void ForEachRun(const Runs& runs, const Run& run) {
+  ForEachRun(runs, runs.loops.size(), runs.from, runs.to, run);
+}
+
 // `from` and `to` are the first bytes of the arrays, which do not overlap.
 void CopyRuns(const Runs& runs, const std::byte* from, std::byte* to);
+// Makes the bytes that the runs write to zero.
+void FillRuns(const Runs& runs, std::byte* to);
 
 }  // namespace syncline::layout

@@ -1,0 +1,153 @@
+#include "layout/intake.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "base/result_matchers.h"
+#include "layout/random_model.h"
+#include "layout/random_plan.h"
+#include "layout/tensor_names.h"
+
+namespace syncline::layout {
+namespace {
+
+using base::Code;
+using base::Status;
+using tensor::Dtype;
+
+using Memory = std::vector<std::vector<std::byte>>;
+
+// BR-21: however an update is cut and ordered, it ends at the bytes of a cold load, which does not
+// go through Intake.
+RC_GTEST_PROP(BR21, DivisionAndOrderDoNotMatter, ()) {
+  const RandomModel model = MakeRandomModel();
+  const Plan& plan = model.ranks[Draw(0, model.ranks.size())];
+  Memory expected = MakeMemory(plan, std::byte{0});
+  const std::vector<base::MutableByteSpan> cold(expected.begin(), expected.end());
+  for (std::size_t i = 0; i < model.weights.size(); ++i) plan.Scatter(i, model.weights[i], cold);
+
+  std::vector<std::size_t> order(model.weights.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const std::uint64_t way = Draw(0, 3);
+  if (way == 1) std::ranges::reverse(order);
+  if (way == 2) std::ranges::shuffle(order, std::mt19937_64(Draw(0, 1 << 30)));
+  Memory memory = MakeMemory(plan, std::byte{0xEE});
+  const std::vector<base::MutableByteSpan> spans(memory.begin(), memory.end());
+  for (const std::size_t derived : {plan.FindParameter("absorbed")}) {
+    std::ranges::fill(memory[derived], std::byte{0});
+  }
+  Intake intake(plan, spans, Intake::Unknown::kRefuse);
+  for (std::size_t done = 0; done < order.size(); ++done) {
+    // All but the last have come: the one that is missing is named.
+    if (done + 1 == order.size()) {
+      const Status finished = intake.Finish();
+      RC_ASSERT(!finished);
+      RC_ASSERT(finished.error().message.find("1 of ") == 0);
+      RC_ASSERT(finished.error().message.find(plan.tensors()[order[done]].name) !=
+                std::string::npos);
+    }
+    const TensorSpec& spec = plan.tensors()[order[done]];
+    const Status added = intake.Add(spec.name, spec.dtype, spec.shape, model.weights[order[done]]);
+    if (!added) RC_FAIL(added.error().message);
+  }
+  RC_ASSERT(intake.Finish().has_value());
+  RC_ASSERT(memory == expected);
+  RC_ASSERT(intake.report().written == order.size());
+}
+
+class IntakeTest : public testing::Test {
+ protected:
+  IntakeTest() {
+    PlanBuilder builder;
+    builder.AddStacked({{"q", Dtype::kU8, {2, 2}}, {"k", Dtype::kU8, {1, 2}}}, "qk");
+    builder.AddWhole("embed", "embed", Dtype::kU8, {3});
+    builder.Alias("head", "embed");
+    builder.Skip("*.inv_freq");
+    plan_ = *std::move(builder).Build();
+    memory_ = MakeMemory(plan_, std::byte{9});
+    spans_.assign(memory_.begin(), memory_.end());
+  }
+
+  Status Add(Intake& intake, std::string_view name, std::vector<std::uint64_t> shape,
+             std::uint8_t value, Dtype dtype = Dtype::kU8) {
+    std::uint64_t size = 1;
+    for (const std::uint64_t extent : shape) size *= extent;
+    return intake.Add(name, dtype, shape, std::vector<std::byte>(size, std::byte{value}));
+  }
+  Intake Refusing() { return {plan_, spans_, Intake::Unknown::kRefuse}; }
+
+  Plan plan_;
+  Memory memory_;
+  std::vector<base::MutableByteSpan> spans_;
+};
+
+// BR-22: a name that nothing claims and a tensor that never came are errors that name them.
+TEST_F(IntakeTest, BR22NothingIsSilent) {
+  Intake intake = Refusing();
+  EXPECT_OK(Add(intake, "q", {2, 2}, 1));
+  EXPECT_ERROR(Add(intake, "model.q", {2, 2}, 2), Code::kNotFound, "no tensor model.q");
+  EXPECT_ERROR(Add(intake, "qk", {3, 2}, 2), Code::kNotFound, "send q and k");
+  EXPECT_ERROR(Add(intake, "k", {2, 2}, 2), Code::kInvalidArgument,
+               "shape [2, 2], expected [1, 2]");
+  EXPECT_ERROR(Add(intake, "k", {1, 2}, 2, Dtype::kI8), Code::kInvalidArgument, "dtype I8");
+  EXPECT_ERROR(intake.Add("k", Dtype::kU8, std::vector<std::uint64_t>{1, 2}, {}),
+               Code::kInvalidArgument, "came with 0 bytes, expected 2");
+  EXPECT_ERROR(intake.Finish(), Code::kNotFound,
+               "2 of 3 tensors have not come: k (a part of qk), embed");
+  const Memory expected = {
+      {std::byte{1}, std::byte{1}, std::byte{1}, std::byte{1}, std::byte{9}, std::byte{9}},
+      {std::byte{9}, std::byte{9}, std::byte{9}}};
+  EXPECT_EQ(memory_, expected);
+  EXPECT_EQ(intake.report().received, 1U);
+}
+
+TEST_F(IntakeTest, BR22UnknownNamesAreCountedWhereTheCallerAsks) {
+  Intake intake(plan_, spans_, Intake::Unknown::kCount);
+  EXPECT_OK(Add(intake, "visual.patch", {2}, 1));
+  EXPECT_OK(Add(intake, "layers.0.inv_freq", {2}, 1));
+  EXPECT_OK(Add(intake, "q", {2, 2}, 1));
+  EXPECT_ERROR(Add(intake, "k", {3, 2}, 1), Code::kInvalidArgument, "shape");
+  const IntakeReport& report = intake.report();
+  EXPECT_EQ(report.received, 3U);
+  EXPECT_EQ(report.written, 1U);
+  EXPECT_EQ(report.skipped, 1U);
+  EXPECT_EQ(report.unknown, 1U);
+  EXPECT_EQ(report.bytes, 4U);
+  EXPECT_THAT(report.unknowns, testing::ElementsAre("visual.patch"));
+}
+
+TEST_F(IntakeTest, BR22WrappersAreTakenOffEachName) {
+  EXPECT_EQ(WithoutWrappers("module.model.layers.0._fsdp_wrapped_module.mlp.weight"),
+            "model.layers.0.mlp.weight");
+  EXPECT_EQ(WithoutWrappers("_orig_mod.module.a"), "a");
+  EXPECT_EQ(WithoutWrappers("submodule.a.module"), "submodule.a.module");
+  EXPECT_EQ(WithoutWrappers(""), "");
+  Intake intake = Refusing();
+  EXPECT_OK(Add(intake, "module.q", {2, 2}, 1));
+  EXPECT_OK(Add(intake, "k", {1, 2}, 2));
+  EXPECT_OK(Add(intake, "_orig_mod.embed", {3}, 3));
+  EXPECT_OK(intake.Finish());
+  EXPECT_ERROR(Add(intake, "q", {2, 2}, 4), Code::kAlreadyExists,
+               "module.q and q are both tensor q");
+  EXPECT_EQ(memory_[0][0], std::byte{1});
+  EXPECT_OK(Add(intake, "module.q", {2, 2}, 5));  // sent again
+  EXPECT_EQ(memory_[0][0], std::byte{5});
+  EXPECT_EQ(intake.report().written, 3U);
+}
+
+TEST_F(IntakeTest, TiedTensorsMustBeEqual) {
+  Intake intake = Refusing();
+  EXPECT_OK(Add(intake, "head", {3}, 4));
+  EXPECT_EQ(memory_[1][0], std::byte{4});
+  EXPECT_OK(Add(intake, "embed", {3}, 4));
+  EXPECT_ERROR(Add(intake, "embed", {3}, 5), Code::kChecksumMismatch, "ties it to head");
+  EXPECT_EQ(memory_[1][0], std::byte{4});
+}
+
+}  // namespace
+}  // namespace syncline::layout
