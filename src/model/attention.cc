@@ -1,10 +1,15 @@
 #include "model/attention.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_copy.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/sin.h>
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -36,6 +41,17 @@ void Check(const SequenceSlice& sequence, std::int64_t positions) {
 }
 
 }  // namespace
+
+RotaryTables MakeRotaryTables(const RopeConfig& rope, std::uint32_t head_size,
+                              std::uint32_t positions) {
+  std::vector<float> frequencies = InverseFrequencies(rope, head_size);
+  const at::Tensor angles =
+      at::outer(at::arange(std::int64_t{positions}, at::kFloat),
+                at::from_blob(frequencies.data(), {static_cast<std::int64_t>(frequencies.size())},
+                              at::kFloat));
+  return {.cosine = at::cos(angles) * rope.attention_factor,
+          .sine = at::sin(angles) * rope.attention_factor};
+}
 
 AttentionStep::AttentionStep(const Batch& batch, const AttentionSizes& sizes,
                              const RotaryTables& rotary, const at::TensorOptions& options,

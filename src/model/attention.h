@@ -11,6 +11,7 @@
 #include "model/gathered_attention.h"
 #include "model/kv_layer.h"
 #include "model/paged_attention.h"
+#include "model/rope.h"
 
 namespace syncline::model {
 
@@ -19,6 +20,10 @@ struct RotaryTables {
   at::Tensor cosine;
   at::Tensor sine;
 };
+
+// For the rotary embedding of heads of that size, at positions below `positions`.
+RotaryTables MakeRotaryTables(const RopeConfig& rope, std::uint32_t head_size,
+                              std::uint32_t positions);
 
 // What all layers of one step share: where rows are written and which slots each sequence reads.
 // The batch must outlive it.

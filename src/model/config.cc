@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <variant>
 
+#include "model/architecture.h"
 #include "model/json_fields.h"
 
 namespace syncline::model {
@@ -80,9 +81,13 @@ base::Status ReadArchitectures(const Json& json, ModelConfig& config) {
       if (name.string() != nullptr) config.architectures.push_back(*name.string());
     }
   }
-  if (config.architectures == std::vector<std::string>{"LlamaForCausalLM"}) return {};
+  if (config.architectures.size() == 1 && FindArchitecture(config.architecture()) != nullptr) {
+    return {};
+  }
+  std::vector<std::string_view> served;
+  for (const Architecture* architecture : Architectures()) served.push_back(architecture->name);
   return base::Fail(Code::kIncompatible,
-                    fmt::format("architectures: served is LlamaForCausalLM, found {}",
+                    fmt::format("architectures: served are {}; found {}", fmt::join(served, ", "),
                                 field == nullptr ? "none" : ToText(*field).substr(0, 200)));
 }
 
@@ -106,8 +111,7 @@ base::Result<ModelConfig> ParseModelConfig(const Json& json) {
   SYNCLINE_TRY(ReadField(json, "max_position_embeddings", config.max_positions));
   SYNCLINE_TRY(ReadField(json, "rms_norm_eps", config.rms_norm_epsilon));
   SYNCLINE_TRY(ReadField(json, "tie_word_embeddings", config.tied_embeddings));
-  SYNCLINE_TRY(ReadField(json, "attention_bias", config.attention_bias));
-  SYNCLINE_TRY(ReadField(json, "mlp_bias", config.mlp_bias));
+  SYNCLINE_TRY(FindArchitecture(config.architecture())->read(json, config));
   SYNCLINE_TRY(CheckSizes(config));
   std::string activation = "silu";
   SYNCLINE_TRY(ReadField(json, "hidden_act", activation));

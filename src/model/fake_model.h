@@ -30,6 +30,7 @@ class FakeModel : public Model {
   Parameters& parameters() override { return parameters_; }
   std::uint64_t KvBytesPerToken() const override { return 4; }
   base::Status ReserveKv(std::uint32_t blocks) override;
+  base::Status Derive(std::span<const base::MutableByteSpan>) override { return {}; }
   base::Status Forward(const Batch& batch, std::span<float> logits) override;
 
   void SetWeights(std::uint8_t a, std::uint8_t b);

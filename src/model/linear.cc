@@ -64,4 +64,18 @@ void LinearToFloat(const at::Tensor& x, const at::Tensor& weight, std::span<floa
   at::from_blob(out.data(), computed.sizes(), at::kFloat).copy_(computed);
 }
 
+SummedLinear::SummedLinear(at::Tensor weight, const at::Tensor& bias, const layout::Shard& shard)
+    : weight_(std::move(weight)), alone_(shard.size == 1) {
+  if (alone_ || shard.rank == 0) bias_ = bias;
+}
+
+at::Tensor SummedLinear::Part(const at::Tensor& x) const {
+  if (alone_) return Linear(x, weight_, bias_);
+  at::Tensor part = at::empty({x.size(0), weight_.size(0)}, x.options().dtype(at::kFloat));
+  LinearToFloat(x, weight_,
+                {part.mutable_data_ptr<float>(), static_cast<std::size_t>(part.numel())});
+  if (bias_.defined()) part.add_(bias_);
+  return part;
+}
+
 }  // namespace syncline::model

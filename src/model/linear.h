@@ -9,6 +9,8 @@
 
 #include <span>
 
+#include "layout/shard.h"
+
 namespace syncline::model {
 
 // x · weightᵀ + bias. x: [rows, inputs], weight: [outputs, inputs], bias: [outputs] or undefined.
@@ -17,5 +19,22 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 // x · weightᵀ as fp32 into `out`, which holds rows · outputs values. The kernels do not round it to
 // the type of x; ATen does.
 void LinearToFloat(const at::Tensor& x, const at::Tensor& weight, std::span<float> out);
+
+// A matrix product whose inputs are divided among ranks (row parallel): the results of all ranks
+// add up to the result.
+class SummedLinear {
+ public:
+  // weight: [outputs, local inputs]; bias: [outputs] or undefined, the same on all ranks.
+  SummedLinear(at::Tensor weight, const at::Tensor& bias, const layout::Shard& shard);
+
+  // x: [rows, local inputs]. Of one rank as Linear; of several in fp32, with the bias in the part of
+  // rank 0.
+  at::Tensor Part(const at::Tensor& x) const;
+
+ private:
+  at::Tensor weight_;
+  at::Tensor bias_;
+  bool alone_;
+};
 
 }  // namespace syncline::model

@@ -4,17 +4,23 @@
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
 #include "layout/load.h"
-#include "model/llama.h"
+#include "model/architecture.h"
+#include "model/decoder.h"
 #include "model/model.h"
 
 namespace syncline::model {
 namespace {
 
-// The type that the weights have: that of the embedding, which every model has.
-base::Result<tensor::Dtype> WeightType(const checkpoint::Checkpoint& checkpoint) {
+// The types that the weights have. For a tensor that is missing that of the embedding, which every
+// model has: what is missing is reported later.
+base::Result<layout::ShardPlanner::DtypeOf> TypesOf(const checkpoint::Checkpoint& checkpoint) {
   for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
-    const checkpoint::CheckpointTensor* tensor = checkpoint.Find(name);
-    if (tensor != nullptr) return tensor->dtype;
+    const checkpoint::CheckpointTensor* found = checkpoint.Find(name);
+    if (found == nullptr) continue;
+    return [&checkpoint, most = found->dtype](std::string_view tensor) {
+      const checkpoint::CheckpointTensor* own = checkpoint.Find(tensor);
+      return own == nullptr ? most : own->dtype;
+    };
   }
   return base::Fail(base::Code::kNotFound,
                     fmt::format("{}: no tensor model.embed_tokens.weight", checkpoint.directory()));
@@ -27,14 +33,17 @@ base::Result<std::unique_ptr<Model>> LoadModel(base::FileSystem& files,
                                                const ModelOptions& options) {
   SYNCLINE_ASSIGN(const ModelConfig config, ReadModelConfig(files, directory));
   SYNCLINE_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files, directory));
-  SYNCLINE_ASSIGN(const tensor::Dtype dtype, WeightType(checkpoint));
-  SYNCLINE_ASSIGN(LlamaPlan llama, PlanLlama(config, dtype));
-  SYNCLINE_TRY(layout::CheckNames(checkpoint, llama.plan));
-  SYNCLINE_ASSIGN(Parameters parameters, Parameters::Create(llama.plan));
+  SYNCLINE_ASSIGN(auto dtype_of, TypesOf(checkpoint));
+  SYNCLINE_ASSIGN(DecoderPlan decoder, PlanModel(config, options.shard, std::move(dtype_of)));
+  SYNCLINE_TRY(layout::CheckNames(checkpoint, decoder.plan));
+  SYNCLINE_ASSIGN(Parameters parameters, Parameters::Create(decoder.plan));
   base::ThreadPool pool(options.threads);
   SYNCLINE_TRY(
-      layout::LoadCheckpoint(files, checkpoint, llama.plan, parameters.live(), pool, nullptr));
-  return MakeLlama(config, std::move(llama), std::move(parameters), options);
+      layout::LoadCheckpoint(files, checkpoint, decoder.plan, parameters.live(), pool, nullptr));
+  SYNCLINE_ASSIGN(auto model,
+                  MakeDecoder(config, std::move(decoder), std::move(parameters), options));
+  SYNCLINE_TRY(model->Derive(model->parameters().live()));
+  return model;
 }
 
 }  // namespace syncline::model

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "layout/plan.h"
+#include "layout/shard.h"
 #include "model/batch.h"
 #include "model/config.h"
 #include "model/parameters.h"
@@ -31,18 +32,27 @@ class Model {
   // Memory for `blocks` blocks of kKvBlock tokens; replaces what was there.
   virtual base::Status ReserveKv(std::uint32_t blocks) = 0;
 
+  // Computes the derived parameters (layout::Plan::IsDerived) from the others in memory that is laid
+  // out by plan(): the live one or the staging one. While it is the live one, no forward may run.
+  virtual base::Status Derive(std::span<const base::MutableByteSpan> memory) = 0;
+
   // Writes the keys and values of all rows, and logits[i * vocabulary + t] for row
   // batch.logits_rows[i] and token t, natural units as fp32. Tokens must be below the vocabulary's
   // size, blocks below what was reserved. kInternal or kLimitExceeded (memory) with the library's
-  // message; the step can then be repeated.
+  // message; the step can then be repeated. With several ranks all must make the same call; only rank
+  // 0 gets logits.
   virtual base::Status Forward(const Batch& batch, std::span<float> logits) = 0;
 };
 
+class Collectives;
+
 struct ModelOptions {
   std::uint32_t threads = 0;  // 0: one for each processor
+  layout::Shard shard;
+  Collectives* collectives = nullptr;  // must outlive the model; null where shard.size is 1
 };
 
-// Opens the checkpoint directory and loads its weights.
+// Opens the checkpoint directory and loads this rank's part of its weights.
 base::Result<std::unique_ptr<Model>> LoadModel(base::FileSystem& files,
                                                const std::string& directory,
                                                const ModelOptions& options);

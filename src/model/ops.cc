@@ -57,6 +57,10 @@ bool HasKernels(const at::TensorOptions& options) {
 at::Tensor AddAndNorm(const at::Tensor& x, const at::Tensor& add, const at::Tensor& weight,
                       double epsilon) {
   if (!HasKernels(weight.options())) return reference::AddAndNorm(x, add, weight, epsilon);
+  if (add.defined() && add.scalar_type() != weight.scalar_type()) {
+    x.add_(add);
+    return AddAndNorm(x, {}, weight, epsilon);
+  }
   at::Tensor out = at::empty(x.sizes(), weight.options());
   if (weight.scalar_type() == at::kFloat) {
     AddAndNormRows<float>(x, add, weight, epsilon, out);

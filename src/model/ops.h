@@ -14,7 +14,8 @@ bool HasKernels(const at::TensorOptions& options);
 
 // Where `add` is defined: x += add, in place. Returns the root-mean-square norm of x over its last
 // dimension, x / sqrt(mean(x²) + epsilon) times `weight` (Zhang and Sennrich, 2019), in the type of
-// `weight`. x: fp32 [rows, n], contiguous; add: [rows, n], contiguous; weight: [n].
+// `weight`. x: fp32 [rows, n], contiguous; add: [rows, n], contiguous, in that type or fp32;
+// weight: [n].
 at::Tensor AddAndNorm(const at::Tensor& x, const at::Tensor& add, const at::Tensor& weight,
                       double epsilon);
 

@@ -1,10 +1,11 @@
-#include "model/llama_plan.h"
+#include "model/decoder_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include "base/result_matchers.h"
+#include "model/architecture.h"
 #include "model/parameters.h"
 
 namespace syncline::model {
@@ -22,11 +23,23 @@ ModelConfig SmolLm2() {
   config.kv_heads = 3;
   config.head_size = 64;
   config.tied_embeddings = true;
+  config.architectures = {"LlamaForCausalLM"};
   return config;
 }
 
-TEST(LlamaPlan, SmolLm2Has272Tensors) {
-  ASSERT_OK_AND_ASSIGN(const LlamaPlan llama, PlanLlama(SmolLm2(), Dtype::kBF16));
+base::Result<DecoderPlan> Plan(const ModelConfig& config) {
+  return PlanModel(config, {}, [](std::string_view) { return Dtype::kBF16; });
+}
+
+const GroupedAttentionParameters& AttentionOf(const LayerParameters& layer) {
+  return std::get<GroupedAttentionParameters>(layer.attention);
+}
+const GatedMlpParameters& MlpOf(const LayerParameters& layer) {
+  return std::get<GatedMlpParameters>(layer.mlp);
+}
+
+TEST(DecoderPlan, SmolLm2Has272Tensors) {
+  ASSERT_OK_AND_ASSIGN(const DecoderPlan llama, Plan(SmolLm2()));
   EXPECT_EQ(llama.plan.tensors().size(), 272U);
   EXPECT_EQ(llama.plan.parameters().size(), 2 + 30 * 6U);
   std::uint64_t bytes = 0;
@@ -35,23 +48,23 @@ TEST(LlamaPlan, SmolLm2Has272Tensors) {
   EXPECT_EQ(llama.head, llama.embedding);
   EXPECT_NE(llama.plan.FindAlias("lm_head.weight"), layout::Plan::npos);
   EXPECT_TRUE(llama.plan.IsSkipped("model.layers.3.self_attn.rotary_emb.inv_freq"));
-  const auto& qkv = llama.plan.parameters()[llama.layers[29].qkv];
+  const auto& qkv = llama.plan.parameters()[AttentionOf(llama.layers[29]).qkv];
   EXPECT_EQ(qkv.name, "model.layers.29.self_attn.qkv_proj.weight");
   EXPECT_THAT(qkv.shape, testing::ElementsAre(960, 576));
 }
 
-TEST(LlamaPlan, UntiedHeadIsAParameter) {
+TEST(DecoderPlan, UntiedHeadIsAParameter) {
   ModelConfig config = SmolLm2();
   config.tied_embeddings = false;
-  ASSERT_OK_AND_ASSIGN(const LlamaPlan llama, PlanLlama(config, Dtype::kF16));
+  ASSERT_OK_AND_ASSIGN(const DecoderPlan llama, Plan(config));
   EXPECT_NE(llama.head, llama.embedding);
   EXPECT_EQ(llama.plan.parameters()[llama.head].name, "lm_head.weight");
   EXPECT_EQ(llama.plan.FindAlias("lm_head.weight"), layout::Plan::npos);
 }
 
-// Whatever the sizes: the numbers in LlamaPlan name the right parameters, and loading then
+// Whatever the sizes: the numbers in a DecoderPlan name the right parameters, and loading then
 // exporting gives the same bytes.
-RC_GTEST_PROP(LlamaPlan, LoadingThenExportingIsTheIdentity, ()) {
+RC_GTEST_PROP(DecoderPlan, LoadingThenExportingIsTheIdentity, ()) {
   ModelConfig config;
   config.vocabulary = *rc::gen::inRange<std::uint32_t>(1, 40);
   config.hidden = *rc::gen::inRange<std::uint32_t>(1, 20);
@@ -61,16 +74,17 @@ RC_GTEST_PROP(LlamaPlan, LoadingThenExportingIsTheIdentity, ()) {
   config.heads = config.kv_heads * *rc::gen::inRange<std::uint32_t>(1, 4);
   config.head_size = 2 * *rc::gen::inRange<std::uint32_t>(1, 5);
   config.tied_embeddings = *rc::gen::arbitrary<bool>();
-  config.attention_bias = *rc::gen::arbitrary<bool>();
+  config.architectures = {"LlamaForCausalLM"};
+  config.qkv_bias = *rc::gen::arbitrary<bool>();
   config.mlp_bias = *rc::gen::arbitrary<bool>();
-  auto made = PlanLlama(config, Dtype::kBF16);
+  auto made = Plan(config);
   RC_ASSERT(made.has_value());
   const layout::Plan& plan = made->plan;
-  const LlamaLayerParameters& last = made->layers.back();
-  RC_ASSERT((last.qkv_bias != layout::Plan::npos) == config.attention_bias);
-  RC_ASSERT((last.down_bias != layout::Plan::npos) == config.mlp_bias);
+  const LayerParameters& last = made->layers.back();
+  RC_ASSERT((AttentionOf(last).qkv_bias != kNone) == config.qkv_bias);
+  RC_ASSERT((MlpOf(last).down_bias != kNone) == config.mlp_bias);
   const std::string prefix = "model.layers." + std::to_string(config.layers - 1) + ".";
-  RC_ASSERT(plan.parameters()[last.down].name == prefix + "mlp.down_proj.weight");
+  RC_ASSERT(plan.parameters()[MlpOf(last).down].name == prefix + "mlp.down_proj.weight");
   RC_ASSERT(plan.parameters()[last.post_norm].name == prefix + "post_attention_layernorm.weight");
   RC_ASSERT(plan.parameters()[made->final_norm].name == "model.norm.weight");
 
@@ -95,7 +109,7 @@ RC_GTEST_PROP(LlamaPlan, LoadingThenExportingIsTheIdentity, ()) {
 TEST(Parameters, ExchangeSwapsAllBytesAndKeepsAddresses) {
   ModelConfig config = SmolLm2();
   config.layers = 2;
-  ASSERT_OK_AND_ASSIGN(const LlamaPlan llama, PlanLlama(config, Dtype::kBF16));
+  ASSERT_OK_AND_ASSIGN(const DecoderPlan llama, Plan(config));
   ASSERT_OK_AND_ASSIGN(Parameters parameters, Parameters::Create(llama.plan));
   ASSERT_OK_AND_ASSIGN(const auto staging, parameters.Staging());
   std::vector<const std::byte*> addresses;

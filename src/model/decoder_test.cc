@@ -1,4 +1,4 @@
-#include "model/llama.h"
+#include "model/decoder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/result_matchers.h"
+#include "model/architecture.h"
 
 namespace syncline::model {
 namespace {
@@ -28,15 +29,17 @@ ModelConfig Small() {
   config.kv_heads = 2;
   config.head_size = 20;
   config.max_positions = 400;
-  config.attention_bias = true;
+  config.qkv_bias = true;
+  config.o_bias = true;
+  config.architectures = {"LlamaForCausalLM"};
   return config;
 }
 
 // Weights of about 1 / sqrt(hidden), from a fixed seed.
 base::Result<std::unique_ptr<Model>> MakeSmall() {
   const ModelConfig config = Small();
-  SYNCLINE_ASSIGN(LlamaPlan llama, PlanLlama(config, Dtype::kBF16));
-  SYNCLINE_ASSIGN(Parameters parameters, Parameters::Create(llama.plan));
+  SYNCLINE_ASSIGN(DecoderPlan decoder, PlanModel(config, {}, [](auto) { return Dtype::kBF16; }));
+  SYNCLINE_ASSIGN(Parameters parameters, Parameters::Create(decoder.plan));
   std::mt19937 random(7);
   std::normal_distribution<float> normal(0, 0.2F);
   for (const base::MutableByteSpan bytes : parameters.live()) {
@@ -45,7 +48,7 @@ base::Result<std::unique_ptr<Model>> MakeSmall() {
       base::Store(bytes.data() + i, static_cast<std::uint16_t>(bits >> 16));
     }
   }
-  SYNCLINE_ASSIGN(auto model, MakeLlama(config, std::move(llama), std::move(parameters), {}));
+  SYNCLINE_ASSIGN(auto model, MakeDecoder(config, std::move(decoder), std::move(parameters), {}));
   SYNCLINE_TRY(model->ReserveKv(kBlocks));
   return model;
 }
@@ -81,7 +84,7 @@ struct Step {
 
 // What a client gets must not depend on what other clients do: the same bits, whether a sequence is
 // computed token by token, in pieces, or beside others. (Of steps of up to 32 rows: see linear.h.)
-TEST(Llama, LogitsDoNotDependOnTheDivisionIntoSteps) {
+TEST(Decoder, LogitsDoNotDependOnTheDivisionIntoSteps) {
   ASSERT_OK_AND_ASSIGN(const auto model, MakeSmall());
   const std::vector<std::int32_t> tokens = Tokens(150, 1);
   const std::vector<std::uint32_t> blocks = {3, 9, 4, 0, 21, 22, 7, 60, 33, 12};
@@ -113,7 +116,7 @@ TEST(Llama, LogitsDoNotDependOnTheDivisionIntoSteps) {
   }
 }
 
-TEST(Llama, LogitsAreThoseOfTheRowsAskedFor) {
+TEST(Decoder, LogitsAreThoseOfTheRowsAskedFor) {
   ASSERT_OK_AND_ASSIGN(const auto model, MakeSmall());
   const std::vector<std::int32_t> tokens = Tokens(20, 3);
   Step all;
@@ -137,7 +140,7 @@ TEST(Llama, LogitsAreThoseOfTheRowsAskedFor) {
   EXPECT_TRUE(some.Run(*model).empty());
 }
 
-TEST(Llama, StepThatDoesNotFitIsAnError) {
+TEST(Decoder, StepThatDoesNotFitIsAnError) {
   ASSERT_OK_AND_ASSIGN(const auto model, MakeSmall());
   std::vector<float> logits(kVocabulary);
   Step step;

@@ -1,0 +1,106 @@
+// The parameters of a decoder-only transformer on one rank: the blocks that the architectures are
+// made of, and where checkpoint tensors lie in them. No tensor types of torch here.
+//
+//   checkpoint tensor, without .weight       parameter
+//   model.embed_tokens                       the same; also the head of a tied model
+//   model.layers.N.self_attn.{q,k,v}_proj    model.layers.N.self_attn.qkv_proj, rows stacked
+//   model.layers.N.mlp.{gate,up}_proj        model.layers.N.mlp.gate_up_proj, rows stacked
+//   …mlp.experts.E.{gate,up}_proj            …mlp.experts.w13_weight [local experts, 2 · width, …]
+//   …mlp.experts.E.down_proj                 …mlp.experts.w2_weight
+//   everything else                          the same
+// Biases follow their weights. Skipped: *.rotary_emb.inv_freq.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "layout/plan.h"
+#include "layout/shard_planner.h"
+#include "model/config.h"
+
+namespace syncline::model {
+
+// Numbers of parameters in the plan; npos where the model has none.
+inline constexpr std::size_t kNone = layout::Plan::npos;
+
+// Attention with query heads that share key heads in groups.
+struct GroupedAttentionParameters {
+  std::size_t qkv = kNone;
+  std::size_t qkv_bias = kNone;
+  std::size_t q_norm = kNone;  // of each head
+  std::size_t k_norm = kNone;
+};
+
+// Multi-head latent attention (DeepSeek-V2, 2024): keys and values come from one latent vector.
+struct LatentAttentionParameters {
+  std::size_t q = kNone;    // without q-LoRA: [local heads · (nope + rope), hidden]
+  std::size_t q_a = kNone;  // with it: first q_a_proj, then q_b_proj
+  std::size_t q_a_norm = kNone;
+  std::size_t q_b = kNone;
+  std::size_t q_a_bias = kNone;
+  std::size_t kv_a = kNone;  // [latent + rope, hidden], not divided
+  std::size_t kv_a_bias = kNone;
+  std::size_t kv_a_norm = kNone;   // [latent]
+  std::size_t kv_b = kNone;        // [local heads · (nope + value), latent]
+  std::size_t absorbed_k = kNone;  // derived: [local heads, latent, nope]
+  std::size_t absorbed_v = kNone;  // derived: [local heads, value, latent]
+};
+
+// down(silu(gate) · up)
+struct GatedMlpParameters {
+  std::size_t gate_up = kNone;
+  std::size_t gate_up_bias = kNone;
+  std::size_t down = kNone;
+  std::size_t down_bias = kNone;
+};
+
+// A mixture of gated MLPs: a router sends each token to some of them.
+struct ExpertsParameters {
+  std::size_t router = kNone;           // [experts, hidden], not divided
+  std::size_t correction_bias = kNone;  // [experts], not divided
+  std::size_t gate_up = kNone;          // [local experts, 2 · local width, hidden]
+  std::size_t down = kNone;             // [local experts, hidden, local width]
+  GatedMlpParameters shared;            // for every token; none: all kNone
+};
+
+struct LayerParameters {
+  std::size_t input_norm = kNone;
+  std::variant<GroupedAttentionParameters, LatentAttentionParameters> attention;
+  std::size_t o = kNone;
+  std::size_t o_bias = kNone;
+  std::size_t post_norm = kNone;
+  std::variant<GatedMlpParameters, ExpertsParameters> mlp;
+};
+
+struct DecoderPlan {
+  layout::Plan plan;
+  layout::Shard shard;
+  std::size_t embedding = kNone;
+  std::size_t final_norm = kNone;
+  std::size_t head = kNone;  // equals `embedding` in a tied model
+  std::vector<LayerParameters> layers;
+};
+
+// Parts of a plan, for the architectures. `prefix` ends with a dot.
+GroupedAttentionParameters PlanGroupedAttention(layout::ShardPlanner& planner,
+                                                const std::string& prefix,
+                                                const ModelConfig& config);
+GatedMlpParameters PlanGatedMlp(layout::ShardPlanner& planner, const std::string& prefix,
+                                std::uint64_t width, const ModelConfig& config);
+
+// A whole decoder: embedding, layers, final norm and head, which all architectures have. `layer`
+// plans what lies between a layer's norms.
+using PlanLayer = void (*)(layout::ShardPlanner& planner, const std::string& prefix,
+                           std::uint32_t layer, const ModelConfig& config,
+                           LayerParameters& parameters);
+base::Result<DecoderPlan> PlanDecoder(const ModelConfig& config, const layout::Shard& shard,
+                                      layout::ShardPlanner::DtypeOf dtype_of, PlanLayer layer);
+
+// Grouped attention and one gated MLP: Llama and its kin.
+void PlanDenseLayer(layout::ShardPlanner& planner, const std::string& prefix, std::uint32_t layer,
+                    const ModelConfig& config, LayerParameters& parameters);
+
+}  // namespace syncline::model

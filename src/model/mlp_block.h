@@ -1,0 +1,17 @@
+// What a layer of a decoder has after its second norm: one implementation for each kind.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace syncline::model {
+
+// Throws what ATen throws. One thread at a time.
+class MlpBlock {
+ public:
+  virtual ~MlpBlock() = default;
+  // x: [rows, hidden], normed. This rank's part of the result, of which the sum over all ranks is
+  // the result: [rows, hidden], in fp32 where there are several ranks.
+  virtual at::Tensor Run(const at::Tensor& x) const = 0;
+};
+
+}  // namespace syncline::model

@@ -1,0 +1,25 @@
+// Qwen3: Llama with an RMS norm of each query and key head.
+#include "model/architecture.h"
+#include "model/json_fields.h"
+
+namespace syncline::model {
+namespace {
+
+base::Status ReadQwen3(const base::Json& json, ModelConfig& config) {
+  config.qk_norm = true;
+  SYNCLINE_TRY(ReadField(json, "attention_bias", config.qkv_bias));
+  config.o_bias = config.qkv_bias;
+  if (json.Find("head_dim") == nullptr) config.head_size = 128;
+  bool windows = false;
+  SYNCLINE_TRY(ReadField(json, "use_sliding_window", windows));
+  if (!windows) return {};
+  return base::Fail(base::Code::kIncompatible,
+                    "use_sliding_window: windows of some layers only are not served");
+}
+
+}  // namespace
+
+extern const Architecture kQwen3;
+const Architecture kQwen3 = {"Qwen3ForCausalLM", ReadQwen3, PlanDenseLayer};
+
+}  // namespace syncline::model
