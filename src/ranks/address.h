@@ -40,6 +40,8 @@ std::string ToText(const Address& address);
 struct Endpoint {
   int family = 0;
   std::vector<std::byte> sockaddr;
+
+  bool operator==(const Endpoint&) const = default;
 };
 
 // All addresses of `address.host`, in the system's order of preference, at least one. A name is

@@ -1,0 +1,3 @@
+#include "ranks/address.h"
+
+#include <gtest/gtest.h>
