@@ -334,7 +334,8 @@ class CompactWriter {
       if (!changed) continue;
       ++counts_.tensors_changed;
       counts_.elements_changed += changed->changed_elements;
-      counts_.tensors.push_back({changed->name, changed->dtype, changed->shape, changed->hash});
+      counts_.tensors.push_back(
+          {changed->name, changed->dtype, changed->shape, changed->hash, changed->digest});
       cell_.tensors.push_back(*std::move(changed));
     }
     if (!cell_.tensors.empty()) out_->table.cells.push_back(std::move(cell_));
@@ -406,6 +407,9 @@ Result<DeltaCounts> WriteCompact(FileSystem& files, const std::string& directory
   std::vector<std::optional<tensor::Digest>>& digests =
       how.digests == nullptr ? unknown : *how.digests;
   digests.resize(new_tensors.size());
+  for (std::size_t i = 0; i < new_tensors.size(); ++i) {
+    if (new_tensors[i].bytes.empty()) digests[i] = tensor::Digest();  // it is in no cell
+  }
   std::vector<TensorView> arrived;
   if (how.arrivals != nullptr) arrived.assign(new_tensors.begin(), new_tensors.end());
   const ScanInput input = {old_tensors, how.arrivals != nullptr ? arrived : new_tensors, how.loader,

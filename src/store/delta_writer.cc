@@ -1,7 +1,8 @@
 // 1. Tensors are taken in batches of kBatchBytes.
 // 2. A batch becomes tasks: a tensor of up to kFusedBytes is one task, which encodes and hashes it
 //    piece by piece while it is in the cache; of a larger one each kPartBytes are a task, and its
-//    hash, which cannot be divided, is another. Dear tasks start first.
+//    hash, which cannot be divided, is another. Its digest can: each piece adds its own. Dear tasks
+//    start first.
 // 3. Frames of a batch wait until kFileBytes are together, or as many as a header may name, then they become a file, written under a
 //    name of its own.
 // 4. At the end, when their number is known, files get their names and the index is written.
@@ -16,6 +17,7 @@
 #include "delta/overwrite_encoder.h"
 #include "delta/xor_encoder.h"
 #include "store/compact_writer.h"
+#include "tensor/tensor_sums.h"
 
 namespace syncline::store {
 namespace {
@@ -50,6 +52,7 @@ struct Encoded {
   std::vector<std::byte> frame;
   std::uint64_t elements_changed = 0;
   std::string hash;
+  std::vector<tensor::Digest> digests;  // of pieces; they add up
 };
 
 struct Task {
@@ -84,6 +87,7 @@ class DeltaWriter {
       lines_.emplace_back(view.bytes.size());
       total += view.bytes.size();
     }
+    if (how_.digests != nullptr) how_.digests->resize(new_.size());
     progress.Begin("encode", total);
     // The frames of a batch are held; an overwrite frame can be several times as large as its
     // tensor.
@@ -118,7 +122,9 @@ class DeltaWriter {
     std::vector<Task> tasks;
     for (std::size_t i = begin; i < end; ++i) {
       const std::uint64_t bytes = new_[i].bytes.size();
-      encoded[i - begin].pieces.resize((bytes + delta::kXorPieceBytes - 1) / delta::kXorPieceBytes);
+      const std::uint64_t pieces = (bytes + delta::kXorPieceBytes - 1) / delta::kXorPieceBytes;
+      encoded[i - begin].pieces.resize(pieces);
+      encoded[i - begin].digests.resize(pieces);
       if (bytes == 0) continue;
       // What is loaded is read once, so that frame and hash are of the same bytes.
       if (bytes <= kFusedBytes || info_.encoding != delta::Encoding::kXor ||
@@ -158,18 +164,24 @@ class DeltaWriter {
       if (!frame) return Annotate(std::move(frame).error(), "tensor " + new_view.name);
       encoded.frame = std::move(frame->bytes);
       encoded.elements_changed = frame->changed_elements;
-      encoded.hash = tensor::HashHex(info_.checksum, bytes);
+      tensor::TensorSums sums(info_.checksum, new_view.dtype);
+      sums.Update(bytes);
+      encoded.hash = sums.hash();
+      encoded.digests = {sums.digest()};
       progress.Add(bytes.size());
       return {};
     }
     const base::Pool<XorEncoder>::Lease encoder(encoders_);
     const auto hasher = tensor::MakeHasher(info_.checksum);
+    const std::size_t unit_bytes = tensor::DigestUnitBytes(new_view.dtype);
     for (std::uint64_t at = task.begin; at < task.end; at += delta::kXorPieceBytes) {
       const std::uint64_t size = std::min<std::uint64_t>(delta::kXorPieceBytes, task.end - at);
       SYNCLINE_ASSIGN(const base::ByteSpan bytes, NewBytes(task.tensor, at, size, *buffer));
       SYNCLINE_ASSIGN(encoded.pieces[at / delta::kXorPieceBytes],
                       encoder->Encode(old_view.bytes.subspan(at, size), bytes, at, new_view.dtype,
                                       lines_[task.tensor]));
+      encoded.digests[at / delta::kXorPieceBytes] =
+          tensor::DigestOf(bytes, unit_bytes, at / unit_bytes);
       if (task.kind == Task::Kind::kEncodeAndHash) hasher->Update(bytes);
       progress.Add(size);
     }
@@ -185,6 +197,9 @@ class DeltaWriter {
 
   Status Collect(std::size_t index, Encoded& encoded) {
     for (const XorPiece& piece : encoded.pieces) encoded.elements_changed += piece.changed_elements;
+    tensor::Digest digest;
+    for (const tensor::Digest& part : encoded.digests) digest += part;
+    if (how_.digests != nullptr) (*how_.digests)[index] = digest;
     if (encoded.elements_changed == 0) return {};
     if (info_.encoding == delta::Encoding::kXor) {
       encoded.frame = AssembleXorFrame(new_[index].bytes.size(), encoded.pieces);
@@ -198,7 +213,7 @@ class DeltaWriter {
     if (pending_header_ + header > checkpoint::kMaxHeaderBytes) SYNCLINE_TRY(FlushFile());
     pending_header_ += header;
     pending_bytes_ += encoded.frame.size();
-    counts_.tensors.push_back({view.name, view.dtype, view.shape, encoded.hash});
+    counts_.tensors.push_back({view.name, view.dtype, view.shape, encoded.hash, digest});
     pending_.push_back({view.name, std::move(encoded.frame), std::move(encoded.hash)});
     if (pending_bytes_ >= kFileBytes) return FlushFile();
     return {};

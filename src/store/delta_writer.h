@@ -28,7 +28,8 @@ struct DeltaFiles {
   const tensor::Loader* loader = nullptr;  // where the new tensors' bytes are not in memory
   tensor::Arrivals* arrivals = nullptr;    // or where they come as they are made (compact only)
   delta::EncodingChoice choice;            // of the form, where the encoding has several
-  // Of each old tensor, where it is known; receives those of the new ones. May be null. Compact only.
+  // Of each old tensor, where it is known (only compact makes use of it); receives those of the new
+  // ones. May be null.
   std::vector<std::optional<tensor::Digest>>* digests = nullptr;
 };
 

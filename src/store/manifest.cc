@@ -24,6 +24,8 @@ constexpr std::uint64_t kFormat = 2;
 constexpr std::size_t kRunDigits = 32;
 constexpr std::size_t kSha256Digits = 64;
 constexpr std::size_t kXxh3Digits = 32;
+constexpr std::string_view kDigestMember = "digest";
+constexpr std::string_view kCopyMember = "copy_tensors";
 
 struct Field {
   std::string_view name;
@@ -65,7 +67,8 @@ Result<const Json::Object*> Members(const Json& json, std::string_view name) {
   return Corrupt(fmt::format("\"{}\" is missing or not an object", name));
 }
 
-Result<ManifestTensor> ParseTensor(const std::string& name, const Json& json) {
+// `hashed`: it must have a hash; else it has none.
+Result<ManifestTensor> ParseTensor(const std::string& name, const Json& json, bool hashed) {
   ManifestTensor tensor{.name = name};
   SYNCLINE_ASSIGN(const std::string dtype, Text(json.Find("dtype"), "dtype"));
   const auto known = tensor::FindDtype(dtype);
@@ -77,8 +80,15 @@ Result<ManifestTensor> ParseTensor(const std::string& name, const Json& json) {
     SYNCLINE_ASSIGN(const std::uint64_t number, Number(&size, "shape"));
     tensor.shape.push_back(number);
   }
-  const std::string_view hash = Name(tensor::HashKind::kXxh3);
-  SYNCLINE_ASSIGN(tensor.hash, Hex(json.Find(hash), hash, kXxh3Digits));
+  if (hashed) {
+    const std::string_view hash = Name(tensor::HashKind::kXxh3);
+    SYNCLINE_ASSIGN(tensor.hash, Hex(json.Find(hash), hash, kXxh3Digits));
+  }
+  if (const Json* digest = json.Find(kDigestMember); digest != nullptr) {
+    SYNCLINE_ASSIGN(const std::string text, Text(digest, kDigestMember));
+    tensor.digest = tensor::Digest::Parse(text);
+    if (!tensor.digest) return Corrupt("\"digest\" is not 32 lower-case hex digits");
+  }
   return tensor;
 }
 
@@ -95,11 +105,12 @@ bool Add(std::uint64_t& sum, std::uint64_t value) {
   return !__builtin_add_overflow(sum, value, &sum);
 }
 
-// What the tensors and files add up to must fit the totals.
-Status CheckSums(const Manifest& manifest) {
+// What tensors add up to must fit the totals: be the same, if they are `all` of the model.
+Status CheckTensorSums(const Manifest& manifest, const std::vector<ManifestTensor>& tensors,
+                       bool all) {
   std::uint64_t elements = 0;
   std::uint64_t bytes = 0;
-  for (const ManifestTensor& tensor : manifest.tensors) {
+  for (const ManifestTensor& tensor : tensors) {
     const auto fail = [&](std::string_view what) {
       return Corrupt(fmt::format("tensor {} of shape {} {}", tensor.name,
                                  tensor::ShapeText(tensor.shape), what));
@@ -109,15 +120,22 @@ Status CheckSums(const Manifest& manifest) {
     if (!count || !size) return fail("cannot be");
     if (!Add(elements, *count) || !Add(bytes, *size)) return fail("makes the model too large");
   }
-  const bool full = !manifest.base_version;
   const std::array<std::tuple<std::string_view, std::uint64_t, std::uint64_t>, 3> sums = {{
-      {"tensors", manifest.tensors.size(), manifest.tensors_total},
+      {"tensors", tensors.size(), manifest.tensors_total},
       {"elements", elements, manifest.elements},
       {"bytes", bytes, manifest.full_bytes},
   }};
   for (const auto& [what, found, total] : sums) {
-    if (full ? found == total : found <= total) continue;
+    if (all ? found == total : found <= total) continue;
     return Corrupt(fmt::format("its tensors have {} {}, the model {}", found, what, total));
+  }
+  return {};
+}
+
+Status CheckSums(const Manifest& manifest) {
+  SYNCLINE_TRY(CheckTensorSums(manifest, manifest.tensors, !manifest.base_version));
+  if (!manifest.copy_tensors.empty()) {
+    SYNCLINE_TRY(CheckTensorSums(manifest, manifest.copy_tensors, true));
   }
   if (manifest.elements_changed > manifest.elements) {
     return Corrupt(
@@ -173,17 +191,46 @@ Status ParseFold(const Json& json, Manifest& manifest) {
   return {};
 }
 
+// By name.
+Result<std::vector<ManifestTensor>> ParseTensorsIn(const Json& json, std::string_view member,
+                                                   bool hashed) {
+  SYNCLINE_ASSIGN(const Json::Object* members, Members(json, member));
+  std::vector<ManifestTensor> tensors;
+  for (const auto& [name, value] : *members) {
+    auto tensor = ParseTensor(name, value, hashed);
+    if (!tensor) return Annotate(std::move(tensor).error(), "tensor " + name);
+    tensors.push_back(*std::move(tensor));
+  }
+  std::ranges::sort(tensors, {}, &ManifestTensor::name);
+  return tensors;
+}
+
 Status ParseTensors(const Json& json, Manifest& manifest) {
   const Json* found = json.Find("tensors");
   manifest.tensors_in_files = found != nullptr && found->is_null() && manifest.base_version;
-  if (manifest.tensors_in_files) return {};
-  SYNCLINE_ASSIGN(const Json::Object* tensors, Members(json, "tensors"));
-  for (const auto& [name, value] : *tensors) {
-    auto tensor = ParseTensor(name, value);
-    if (!tensor) return Annotate(std::move(tensor).error(), "tensor " + name);
-    manifest.tensors.push_back(*std::move(tensor));
+  if (!manifest.tensors_in_files) {
+    SYNCLINE_ASSIGN(manifest.tensors, ParseTensorsIn(json, "tensors", true));
   }
+  if (json.Find(kCopyMember) == nullptr) return {};
+  if (!manifest.base_version || manifest.fold) {
+    return Corrupt(fmt::format("\"{}\" of a version that carries no full copy", kCopyMember));
+  }
+  SYNCLINE_ASSIGN(manifest.copy_tensors, ParseTensorsIn(json, kCopyMember, false));
   return {};
+}
+
+Json TensorsJson(const std::vector<ManifestTensor>& tensors) {
+  Json::Object object;
+  for (const ManifestTensor& tensor : tensors) {
+    Json::Object members = {{"dtype", Name(tensor.dtype)},
+                            {"shape", Json::Array(tensor.shape.begin(), tensor.shape.end())}};
+    if (!tensor.hash.empty()) {
+      members.emplace_back(std::string(Name(tensor::HashKind::kXxh3)), tensor.hash);
+    }
+    if (tensor.digest) members.emplace_back(kDigestMember, tensor.digest->Hex());
+    object.emplace_back(tensor.name, std::move(members));
+  }
+  return Json(std::move(object));
 }
 
 }  // namespace
@@ -198,15 +245,10 @@ std::string ManifestText(const Manifest& manifest) {
     json.emplace_back("fold", Json::Object{{"base", base.empty() ? Json() : Json(base)},
                                            {"target", manifest.fold->target}});
   }
-  Json::Object tensors;
-  for (const ManifestTensor& tensor : manifest.tensors) {
-    Json::Array shape(tensor.shape.begin(), tensor.shape.end());
-    tensors.emplace_back(tensor.name,
-                         Json::Object{{"dtype", Name(tensor.dtype)},
-                                      {"shape", std::move(shape)},
-                                      {std::string(Name(tensor::HashKind::kXxh3)), tensor.hash}});
+  json.emplace_back("tensors", manifest.tensors_in_files ? Json() : TensorsJson(manifest.tensors));
+  if (!manifest.copy_tensors.empty()) {
+    json.emplace_back(kCopyMember, TensorsJson(manifest.copy_tensors));
   }
-  json.emplace_back("tensors", manifest.tensors_in_files ? Json() : Json(std::move(tensors)));
   Json::Object files;
   for (const ManifestFile& file : manifest.files) {
     files.emplace_back(file.name, Json::Object{{"bytes", file.bytes}, {"sha256", file.sha256}});
@@ -236,7 +278,6 @@ Result<Manifest> ParseManifest(std::string_view text) {
     if (!file) return Annotate(std::move(file).error(), "file " + name);
     manifest.files.push_back(*std::move(file));
   }
-  std::ranges::sort(manifest.tensors, {}, &ManifestTensor::name);
   std::ranges::sort(manifest.files, {}, &ManifestFile::name);
   SYNCLINE_TRY(CheckSums(manifest));
   return manifest;

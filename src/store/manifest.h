@@ -16,6 +16,7 @@
 #include "base/cancel.h"
 #include "base/file.h"
 #include "base/thread_pool.h"
+#include "tensor/digest.h"
 #include "tensor/dtype.h"
 
 namespace syncline::store {
@@ -37,6 +38,8 @@ struct ManifestTensor {
   tensor::Dtype dtype = tensor::Dtype::kU8;
   std::vector<std::uint64_t> shape;
   std::string hash;  // xxh3-128 of the new bytes, 32 hex digits
+  // Of the new bytes. Nothing: what wrote the manifest did not tell it.
+  std::optional<tensor::Digest> digest = std::nullopt;
 };
 
 // What a fold (folds.h) leads from and to.
@@ -63,7 +66,10 @@ struct Manifest {
   std::uint64_t chain_bytes = 0;
   std::optional<ManifestFold> fold;     // nothing: a version
   std::vector<ManifestTensor> tensors;  // by name
-  bool tensors_in_files = false;    // `tensors` is empty: the tables of the files say it (compact)
+  bool tensors_in_files = false;  // `tensors` is empty: the tables of the files say it (compact)
+  // Of a delta with a full copy: all tensors of the model by name, without hashes. Empty: what wrote
+  // it did not tell them.
+  std::vector<ManifestTensor> copy_tensors;
   std::vector<ManifestFile> files;  // every other file of the version but the signature, by name
 };
 

@@ -54,6 +54,44 @@ TEST(ManifestTest, RoundTrip) {
   EXPECT_EQ(ParseManifest(ManifestText(first))->parent, "");
 }
 
+TEST(ManifestTest, DigestsMayBeThere) {
+  Manifest manifest = Example();
+  manifest.tensors[1].digest = tensor::Digest{.low = 5, .high = 6};
+  const std::string text = ManifestText(manifest);
+  ASSERT_OK_AND_ASSIGN(Manifest read, ParseManifest(text));
+  EXPECT_EQ(read.tensors[1].digest, manifest.tensors[1].digest);
+  EXPECT_EQ(read.tensors[0].digest, std::nullopt);
+  EXPECT_EQ(ManifestText(read), text);
+  const std::string hex = manifest.tensors[1].digest->Hex();
+  for (const std::string& bad : {hex.substr(1), hex + "0", "G" + hex.substr(1)}) {
+    std::string other = text;
+    other.replace(other.find(hex), hex.size(), bad);
+    EXPECT_ERROR(ParseManifest(other), Code::kCorrupt, "tensor w: \"digest\" is not 32 lower");
+  }
+}
+
+TEST(ManifestTest, TensorsOfTheFullCopyMayBeThere) {
+  Manifest manifest = Example();
+  manifest.tensors_total = 3;
+  manifest.elements = 13;
+  manifest.full_bytes = 25;
+  manifest.copy_tensors = {{"empty", Dtype::kU8, {2, 0}, {}},
+                           {"s", Dtype::kI8, {}, {}, tensor::Digest{.low = 5, .high = 6}},
+                           {"w", Dtype::kBF16, {3, 4}, {}, tensor::Digest{.low = 7, .high = 8}}};
+  const std::string text = ManifestText(manifest);
+  ASSERT_OK_AND_ASSIGN(const Manifest read, ParseManifest(text));
+  ASSERT_EQ(read.copy_tensors.size(), 3U);
+  EXPECT_EQ(read.copy_tensors[2].digest, manifest.copy_tensors[2].digest);
+  EXPECT_EQ(ManifestText(read), text);
+  Manifest fewer = manifest;
+  fewer.copy_tensors.pop_back();
+  EXPECT_ERROR(ParseManifest(ManifestText(fewer)), Code::kCorrupt,
+               "its tensors have 2 tensors, the model 3");
+  Manifest full = manifest;
+  full.base_version.reset();
+  EXPECT_ERROR(ParseManifest(ManifestText(full)), Code::kCorrupt, "carries no full copy");
+}
+
 TEST(ManifestTest, IdentityIsTheSha256OfTheText) {
   EXPECT_EQ(Identity("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   EXPECT_NE(DrawRun(), DrawRun());

@@ -174,7 +174,7 @@ Status Publisher::WriteFiles(Work& work) {
     SYNCLINE_ASSIGN(work.written,
                     WriteFull(*files_, work.directory, work.tensors, options_.companions_from,
                               options_.durable, work.loader, *pool_, work.progress, work.cancel));
-    SYNCLINE_ASSIGN(manifest.tensors, HashFull(work));
+    SYNCLINE_TRY(HashFull(work));
     manifest.elements_changed = manifest.elements;
     return HashFiles(work);
   }
@@ -219,10 +219,21 @@ bool Publisher::can_take_arriving() const {
 
 // Of a full version: what is read from files is hashed as it was written, whatever became of the
 // files since.
-Result<std::vector<ManifestTensor>> Publisher::HashFull(Work& work) {
-  if (work.loader == nullptr) return HashTensors(work.tensors, nullptr, *pool_, work.cancel);
-  SYNCLINE_ASSIGN(const auto written, checkpoint::CheckpointReader::Open(*files_, work.directory));
-  return HashTensors(written.Views(), &written, *pool_, work.cancel);
+Status Publisher::HashFull(Work& work) {
+  std::vector<ManifestTensor>& tensors = work.manifest.tensors;
+  if (work.loader == nullptr) {
+    SYNCLINE_ASSIGN(tensors, HashTensors(work.tensors, nullptr, *pool_, work.cancel));
+  } else {
+    SYNCLINE_ASSIGN(const auto written,
+                    checkpoint::CheckpointReader::Open(*files_, work.directory));
+    SYNCLINE_ASSIGN(tensors, HashTensors(written.Views(), &written, *pool_, work.cancel));
+  }
+  work.digests.clear();
+  if (!std::ranges::equal(tensors, work.tensors, {}, &ManifestTensor::name, &TensorView::name)) {
+    return {};
+  }
+  for (const ManifestTensor& tensor : tensors) work.digests.push_back(tensor.digest);
+  return {};
 }
 
 Status Publisher::WriteFullCopy(Work& work) {
@@ -236,6 +247,10 @@ Status Publisher::WriteFullCopy(Work& work) {
     work.written.push_back(base::JoinPath(kFullCopyFolder, name));
   }
   work.manifest.chain_bytes = 0;
+  for (std::size_t i = 0; i < work.tensors.size(); ++i) {
+    const TensorView& view = work.tensors[i];
+    work.manifest.copy_tensors.push_back({view.name, view.dtype, view.shape, {}, work.digests[i]});
+  }
   work.report.full_copy = true;
   return HashFiles(work);
 }

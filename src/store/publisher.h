@@ -151,7 +151,7 @@ class Publisher {
   bool CopyDue(std::uint64_t chain_bytes, std::uint64_t full_bytes) const;
   // From the checks of the number on, of one rank.
   base::Result<PublishReport> PublishAlone(Work work);
-  base::Result<std::vector<ManifestTensor>> HashFull(Work& work);
+  base::Status HashFull(Work& work);
   base::Status HashFiles(Work& work);
   base::Status Commit(Work& work);
   base::Status CallAfter(std::uint64_t version) const;

@@ -58,6 +58,12 @@ std::string Describe(const ManifestTensor& tensor) {
                      tensor.hash.empty() ? "unchanged" : tensor.hash);
 }
 
+// tensors[k] is number at[k] of the call.
+void NoteDigests(const std::vector<ManifestTensor>& tensors, std::span<const std::size_t> at,
+                 std::vector<std::optional<tensor::Digest>>& digests) {
+  for (std::size_t k = 0; k < tensors.size(); ++k) digests[at[k]] = tensors[k].digest;
+}
+
 }  // namespace
 
 // What one rank hands over, split by who writes it.
@@ -111,12 +117,19 @@ Result<RankPart> Publisher::MakePart(Work& work, const Announcement& announcemen
     skipped.reserve(split.skipped.size());
     for (const std::size_t i : split.skipped) skipped.push_back(work.tensors[i]);
     SYNCLINE_ASSIGN(part.skipped, HashTensors(skipped, nullptr, *pool_, work.cancel));
+    work.digests.assign(work.tensors.size(), std::nullopt);
+    NoteDigests(part.tensors, split.owned, work.digests);
+    NoteDigests(part.skipped, split.skipped, work.digests);
   }
   std::set<std::string> names = FilesOf(part.weight_map, "");
   if (announcement.full_copy) {
     const std::string copy = base::JoinPath(work.directory, kFullCopyFolder);
     SYNCLINE_ASSIGN(part.copy_map, WriteOwnWeights(*files_, copy, owned, prefix, how, *pool_,
                                                    work.progress, work.cancel));
+    for (const std::size_t i : split.owned) {
+      const TensorView& view = work.tensors[i];
+      part.copy_tensors.push_back({view.name, view.dtype, view.shape, {}, work.digests[i]});
+    }
     names.merge(FilesOf(part.copy_map, kFullCopyFolder));
   }
   if (options_.durable) SYNCLINE_TRY(files_->SyncDirectory(work.directory));
@@ -160,16 +173,20 @@ Status Publisher::WriteDeltaPart(Work& work, const Announcement& announcement, c
   work.lines.resize(work.tensors.size());
   for (std::size_t i = 0; i < lines.size(); ++i) work.lines[split.owned[i]] = std::move(lines[i]);
   std::vector<TensorView> changed;
+  std::vector<std::size_t> changed_at;
   for (const std::size_t i : split.skipped) {
     const base::ByteSpan bytes = work.tensors[i].bytes;
     work.lines[i] = delta::ChangedLines(bytes.size());
     if (std::ranges::equal(bytes, held[i].bytes)) continue;
     changed.push_back(work.tensors[i]);
+    changed_at.push_back(i);
     for (std::uint64_t at = 0; at < bytes.size(); at += delta::ChangedLines::kLineBytes) {
       work.lines[i].Mark(at);
     }
   }
   SYNCLINE_ASSIGN(part.skipped, HashTensors(changed, nullptr, *pool_, work.cancel));
+  // Who writes a tensor may be another rank by the next version.
+  NoteDigests(part.skipped, changed_at, work.digests);
   return {};
 }
 
@@ -234,6 +251,7 @@ Status Publisher::Merge(Work& work, std::vector<RankPart>& parts) {
   std::map<std::string, ManifestTensor> tensors;
   manifest.tensors_total = manifest.elements = manifest.elements_changed = manifest.full_bytes = 0;
   manifest.files.clear();
+  manifest.copy_tensors.clear();
   work.weight_map.clear();
   work.copy_map.clear();
   for (RankPart& part : parts) {
@@ -244,6 +262,7 @@ Status Publisher::Merge(Work& work, std::vector<RankPart>& parts) {
     std::ranges::move(part.files, std::back_inserter(manifest.files));
     std::ranges::move(part.weight_map, std::back_inserter(work.weight_map));
     std::ranges::move(part.copy_map, std::back_inserter(work.copy_map));
+    std::ranges::move(part.copy_tensors, std::back_inserter(manifest.copy_tensors));
     for (ManifestTensor& tensor : part.tensors) {
       const std::string name = tensor.name;
       if (tensors.emplace(name, std::move(tensor)).second) continue;
@@ -267,6 +286,9 @@ Status Publisher::Merge(Work& work, std::vector<RankPart>& parts) {
   }
   manifest.tensors.clear();
   for (auto& [name, tensor] : tensors) manifest.tensors.push_back(std::move(tensor));
+  std::ranges::sort(manifest.copy_tensors, {}, &ManifestTensor::name);
+  // Not by a rank of an earlier release.
+  if (manifest.copy_tensors.size() != manifest.tensors_total) manifest.copy_tensors.clear();
   if (!manifest.base_version || !last_totals_) return {};
   if (manifest.tensors_total == last_totals_->tensors_total &&
       manifest.elements == last_totals_->elements &&

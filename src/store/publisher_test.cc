@@ -130,6 +130,23 @@ class PublisherTest : public testing::TestWithParam<delta::Encoding> {
       changed += differs ? 1 : 0;
     }
     EXPECT_EQ(version.tensors.size(), changed);
+    CheckDigests(number, GetParam() == delta::Encoding::kCompact ? 0 : changed);
+  }
+  // Of `listed` tensors, and of those of a full copy if there is one.
+  void CheckDigests(std::uint64_t number, std::size_t listed) {
+    ASSERT_OK_AND_ASSIGN(const auto read, ReadManifest(files, dir_ / VersionName(number)));
+    const Manifest& manifest = read->manifest;
+    EXPECT_EQ(manifest.tensors.size(), listed);
+    EXPECT_EQ(manifest.copy_tensors.size(), HasFullCopy(manifest) ? model_.views().size() : 0);
+    for (const auto* tensors : {&manifest.tensors, &manifest.copy_tensors}) {
+      for (const ManifestTensor& tensor : *tensors) {
+        const std::vector<TensorView> views = model_.views();
+        const auto view = std::ranges::find(views, tensor.name, &TensorView::name);
+        ASSERT_NE(view, views.end()) << tensor.name;
+        EXPECT_EQ(tensor.digest, tensor::DigestOf(view->bytes, DigestUnitBytes(view->dtype)))
+            << tensor.name;
+      }
+    }
   }
   std::vector<std::vector<std::byte>> Snapshot() {
     std::vector<std::vector<std::byte>> copies;
@@ -238,6 +255,7 @@ TEST_P(PublisherTest, FullThenDeltasEachAgainstTheOneBefore) {
   ASSERT_EQ(parent.manifest.tensors.size(), 5U);
   EXPECT_EQ(parent.manifest.tensors[3].hash,
             HashHex(tensor::HashKind::kXxh3, model_.views()[3].bytes));
+  CheckDigests(0, 5);
   for (const double density : {0.001, 0.0, 0.5, 0.00001}) {
     SCOPED_TRACE(density);
     const auto old_bytes = Snapshot();

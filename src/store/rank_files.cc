@@ -53,10 +53,11 @@ Result<base::Error> ParseError(const Json& json) {
 Json TensorsJson(const std::vector<ManifestTensor>& tensors) {
   Json::Object object;
   for (const ManifestTensor& tensor : tensors) {
-    Json::Array shape(tensor.shape.begin(), tensor.shape.end());
-    object.emplace_back(tensor.name, Json::Object{{"dtype", Name(tensor.dtype)},
-                                                  {"shape", std::move(shape)},
-                                                  {"hash", tensor.hash}});
+    Json::Object members = {{"dtype", Name(tensor.dtype)},
+                            {"shape", Json::Array(tensor.shape.begin(), tensor.shape.end())},
+                            {"hash", tensor.hash}};
+    if (tensor.digest) members.emplace_back("digest", tensor.digest->Hex());
+    object.emplace_back(tensor.name, std::move(members));
   }
   return Json(std::move(object));
 }
@@ -83,6 +84,14 @@ Result<std::vector<ManifestTensor>> ParseTensors(const Json& json, std::string_v
     if (!tensor.hash.empty() && !IsLowerHex(tensor.hash, 32)) {
       return Fail(Code::kCorrupt,
                   fmt::format("tensor {} has the hash {}", tensor_name, tensor.hash));
+    }
+    if (value.Find("digest") != nullptr) {
+      SYNCLINE_ASSIGN(const std::string digest, Text(value, "digest"));
+      tensor.digest = tensor::Digest::Parse(digest);
+      if (!tensor.digest) {
+        return Fail(Code::kCorrupt,
+                    fmt::format("tensor {} has the digest {}", tensor_name, digest));
+      }
     }
     tensors.push_back(std::move(tensor));
   }
@@ -237,6 +246,7 @@ std::string RankPartText(const RankPart& part) {
   json.emplace_back("skipped", TensorsJson(part.skipped));
   json.emplace_back("weight_map", MapJson(part.weight_map));
   json.emplace_back("copy_map", MapJson(part.copy_map));
+  json.emplace_back("copy_tensors", TensorsJson(part.copy_tensors));
   json.emplace_back("files", std::move(files));
   return ToText(Json(std::move(json))) + "\n";
 }
@@ -257,6 +267,9 @@ Result<RankPart> ParseRankPart(std::string_view text) {
   SYNCLINE_ASSIGN(part.skipped, ParseTensors(json, "skipped"));
   SYNCLINE_ASSIGN(part.weight_map, ParseMap(json, "weight_map"));
   SYNCLINE_ASSIGN(part.copy_map, ParseMap(json, "copy_map"));
+  if (json.Find("copy_tensors") != nullptr) {
+    SYNCLINE_ASSIGN(part.copy_tensors, ParseTensors(json, "copy_tensors"));
+  }
   SYNCLINE_ASSIGN(part.files, ParseFiles(json));
   return part;
 }

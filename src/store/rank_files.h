@@ -59,6 +59,7 @@ struct RankPart {
   std::vector<ManifestTensor> skipped;                          // likewise, of those to be skipped
   std::vector<std::pair<std::string, std::string>> weight_map;  // tensor, file
   std::vector<std::pair<std::string, std::string>> copy_map;    // of the full copy
+  std::vector<ManifestTensor> copy_tensors;                     // of Manifest, those it writes
   std::vector<ManifestFile> files;                              // with those of the copy
 };
 

@@ -137,6 +137,7 @@ class RanksTest : public testing::TestWithParam<delta::Encoding> {
       found[tensor.name] = tensor.hash;
     }
     EXPECT_EQ(found, expected);
+    CheckDigests(manifest->manifest);
     std::size_t listed = 0;
     ASSERT_OK_AND_ASSIGN(const auto names, files.List(version.directory));
     for (const std::string& name : names) listed += name.starts_with("syncline.") ? 0 : 1;
@@ -156,6 +157,19 @@ class RanksTest : public testing::TestWithParam<delta::Encoding> {
           EXPECT_TRUE(std::ranges::equal(mapped.Bytes(*mapped.checkpoint().Find(tensor.name)),
                                          tensor.bytes))
               << tensor.name;
+        }
+      }
+    }
+  }
+
+  void CheckDigests(const Manifest& manifest) {
+    EXPECT_EQ(manifest.copy_tensors.size(), HasFullCopy(manifest) ? 10U : 0U);
+    for (const auto* tensors : {&manifest.tensors, &manifest.copy_tensors}) {
+      for (const ManifestTensor& tensor : *tensors) {
+        for (const std::vector<Tensor>& held : tensors_) {
+          const auto of_rank = std::ranges::find(held, tensor.name, &Tensor::name);
+          if (of_rank == held.end()) continue;
+          EXPECT_EQ(tensor.digest, tensor::DigestOf(of_rank->bytes, 1)) << tensor.name;
         }
       }
     }
@@ -278,6 +292,27 @@ TEST_P(RanksTest, RanksComeBack) {
   }
 }
 
+// Who takes a tensor over knows what became of it since.
+TEST_P(RanksTest, ATensorPassesToAnotherRank) {
+  OpenAll();
+  ExpectAll(PublishAll(), 0);
+  const auto change = [&] {
+    for (std::vector<Tensor>& held : tensors_) {
+      const auto shared = std::ranges::find(held, "shared", &Tensor::name);
+      if (shared != held.end()) shared->bytes[7] ^= std::byte{5};
+    }
+  };
+  change();
+  ExpectAll(PublishAll(), 1);
+  publishers_[0].reset();
+  std::erase_if(tensors_[0], [](const Tensor& tensor) { return tensor.name == "shared"; });
+  auto opened = Open(0);
+  ASSERT_OK(opened);
+  publishers_[0] = *std::move(opened);
+  change();
+  ExpectAll(PublishAll(), 2);
+}
+
 // A leader that dies while the others wait: they do their part again for the next one.
 TEST_P(RanksTest, ANewLeaderTakesOverWhileTheOthersWait) {
   OpenAll();
@@ -325,12 +360,18 @@ TEST(RankFilesTest, RoundTripAndFaults) {
   RankPart part;
   part.token = "t";
   part.attempt = 3;
-  part.tensors = {{"a", Dtype::kBF16, {2, 3}, std::string(32, 'a')}};
+  part.tensors = {{"a", Dtype::kBF16, {2, 3}, std::string(32, 'a'), tensor::Digest{7, 8}}};
+  part.copy_tensors = {{"a", Dtype::kBF16, {2, 3}, {}, tensor::Digest{7, 8}},
+                       {"b", Dtype::kU8, {}, {}}};
   part.weight_map = {{"a", "model-r00001-00000.safetensors"}};
   part.files = {{"model-r00001-00000.safetensors", 9, std::string(64, 'b')}};
   const std::string text = RankPartText(part);
   ASSERT_OK_AND_ASSIGN(const RankPart read, ParseRankPart(text));
   EXPECT_EQ(RankPartText(read), text);
+  EXPECT_EQ(read.copy_tensors[0].digest, (tensor::Digest{7, 8}));
+  std::string bad_digest = text;
+  bad_digest.replace(bad_digest.find("\"digest\":\"") + 10, 1, "X");
+  EXPECT_ERROR(ParseRankPart(bad_digest), Code::kCorrupt, "tensor a has the digest X");
   part.files[0].name = "../x";
   EXPECT_ERROR(ParseRankPart(RankPartText(part)), Code::kCorrupt, "../x");
   Announcement announcement;

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <string_view>
 
-#include "tensor/hash.h"
+#include "tensor/tensor_sums.h"
 
 namespace syncline::store {
 namespace {
@@ -123,18 +123,18 @@ Result<std::vector<ManifestTensor>> HashTensors(std::span<const TensorView> tens
       order.size(),
       [&](std::size_t i) -> Status {
         const TensorView& view = tensors[order[i]];
-        if (loader == nullptr) {
-          hashed[order[i]].hash = tensor::HashHex(tensor::HashKind::kXxh3, view.bytes);
-          return {};
-        }
-        const auto hasher = tensor::MakeHasher(tensor::HashKind::kXxh3);
+        tensor::TensorSums sums(tensor::HashKind::kXxh3, view.dtype);
         std::vector<std::byte> buffer;
         for (std::uint64_t at = 0; at < view.bytes.size(); at += kLoadBytes) {
           const std::uint64_t size = std::min<std::uint64_t>(kLoadBytes, view.bytes.size() - at);
-          SYNCLINE_ASSIGN(const base::ByteSpan bytes, loader->Load(order[i], at, size, buffer));
-          hasher->Update(bytes);
+          base::ByteSpan bytes = view.bytes.subspan(at, size);
+          if (loader != nullptr) {
+            SYNCLINE_ASSIGN(bytes, loader->Load(order[i], at, size, buffer));
+          }
+          sums.Update(bytes);
         }
-        hashed[order[i]].hash = hasher->Hex();
+        hashed[order[i]].hash = sums.hash();
+        hashed[order[i]].digest = sums.digest();
         return {};
       },
       cancel));
