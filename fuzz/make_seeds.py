@@ -114,6 +114,18 @@ def manifest_seeds() -> Iterator[tuple[str, bytes]]:
     full = manifest | {"base_version": None, "tensors_total": 2, "elements": 201}
     yield "full", compact(full | {"full_bytes": 404, "parent": None})
     yield "full-sums", compact(full)
+    digested = tensors | {"b": tensors["b"] | {"digest": digest[:32]}}
+    yield "digests", compact(manifest | {"tensors": digested})
+    yield (
+        "digest-short",
+        compact(manifest | {"tensors": {"b": tensors["b"] | {"digest": digest[:31]}}}),
+    )
+    copied = {"dtype": "BF16", "shape": [400], "digest": digest[:32]}
+    copy = {
+        "copy_tensors": {"a": copied, "c": copied | {"shape": [599]}, "d": copied | {"shape": []}}
+    }
+    yield "copy", compact(manifest | copy)
+    yield "copy-of-full", compact(full | {"full_bytes": 404} | copy)
     yield "other-format", compact(manifest | {"format": 99})
     yield "base-above", compact(manifest | {"base_version": 7})
     yield "path-outside", compact(manifest | {"files": {"../x": files["full/model.safetensors"]}})

@@ -126,6 +126,16 @@ Result<std::vector<Endpoint>> LookUp(const Address& address, int flags) {
   return Take(fault, list, address);
 }
 
+// Of both families on every host (RFC 6761), though many a file of hosts names only one.
+Result<std::vector<Endpoint>> Loopbacks(std::uint16_t port) {
+  std::vector<Endpoint> endpoints;
+  for (const char* const host : {"127.0.0.1", "::1"}) {
+    SYNCLINE_ASSIGN(std::vector<Endpoint> found, LookUp({host, port}, AI_NUMERICHOST));
+    endpoints.push_back(std::move(found.front()));
+  }
+  return endpoints;
+}
+
 // Shared with the thread that looks a name up, which may outlive who asked.
 struct LookUpState {
   std::mutex mutex;
@@ -160,9 +170,14 @@ std::string ToText(const Address& address) {
 
 Result<std::vector<Endpoint>> Resolve(const Address& address, Deadline deadline,
                                       const base::CancelToken* cancel) {
+  if (address.host == "localhost") return Loopbacks(address.port);
   // A number needs no thread.
   if (auto numeric = LookUp(address, AI_NUMERICHOST)) return numeric;
   if (address.host.contains(':')) return LookUp(address, AI_NUMERICHOST);
+  const auto timed_out = [&address] {
+    return Fail(Code::kTimeout, fmt::format("cannot resolve {}: timed out", ToText(address)));
+  };
+  if (steady_clock::now() >= deadline) return timed_out();
   auto state = std::make_shared<LookUpState>();
   try {
     std::thread([state, address] {
@@ -179,9 +194,7 @@ Result<std::vector<Endpoint>> Resolve(const Address& address, Deadline deadline,
   while (!state->result) {
     const auto now = steady_clock::now();
     if (cancel != nullptr) SYNCLINE_TRY(cancel->Check());
-    if (now >= deadline) {
-      return Fail(Code::kTimeout, fmt::format("cannot resolve {}: timed out", ToText(address)));
-    }
+    if (now >= deadline) return timed_out();
     state->done.wait_until(lock, std::min(deadline, now + kCancelPeriod));
   }
   return *std::move(state->result);

@@ -205,7 +205,7 @@ void Connection::Read() {
 void Connection::ReadSome() { ReadAndReport(true); }
 
 void Connection::ReadAndReport(bool wait) {
-  std::optional<std::string> fault;
+  std::optional<Fault> fault;
   {
     std::unique_lock lock(read_mutex_, std::defer_lock);
     if (wait) {
@@ -216,7 +216,7 @@ void Connection::ReadAndReport(bool wait) {
     try {
       fault = ReadLocked(wait);
     } catch (const std::exception& error) {
-      fault = fmt::format("cannot be heard: {}", error.what());
+      fault = Fault{.text = fmt::format("cannot be heard: {}", error.what())};
     }
     if (fault) Close();
   }
@@ -224,12 +224,12 @@ void Connection::ReadAndReport(bool wait) {
 }
 
 // With read_mutex_. What the peer did wrong, if anything.
-std::optional<std::string> Connection::ReadLocked(bool wait) {
+std::optional<Fault> Connection::ReadLocked(bool wait) {
   while (!closed_) {
     const auto space = reader_.Space();
-    if (!space) return fmt::format("cannot be heard: {}", space.error().message);
+    if (!space) return Fault{.text = fmt::format("cannot be heard: {}", space.error().message)};
     const ssize_t count = recv(socket_.get(), space->data(), space->size(), MSG_DONTWAIT);
-    if (count == 0) return EndText(0);
+    if (count == 0) return EndFault(0);
     if (count > 0) {
       last_received_ = steady_clock::now();
       if (auto fault = Deliver(static_cast<std::size_t>(count))) return fault;
@@ -237,11 +237,11 @@ std::optional<std::string> Connection::ReadLocked(bool wait) {
       continue;
     }
     if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) return EndText(errno);
+    if (errno != EAGAIN && errno != EWOULDBLOCK) return EndFault(errno);
     const auto silent = steady_clock::now() - last_received_;
     if (silent >= timing_.silence) {
-      return fmt::format("has been silent for {:.1f} s",
-                         std::chrono::duration<double>(silent).count());
+      return Fault{.text = fmt::format("has been silent for {:.1f} s",
+                                       std::chrono::duration<double>(silent).count())};
     }
     if (!wait) return std::nullopt;
     Await(socket_.get(), POLLIN, last_received_ + timing_.silence);
@@ -249,24 +249,25 @@ std::optional<std::string> Connection::ReadLocked(bool wait) {
   return std::nullopt;
 }
 
-std::optional<std::string> Connection::Deliver(std::size_t count) {
+std::optional<Fault> Connection::Deliver(std::size_t count) {
   frames_.clear();
   const Status read = reader_.Took(count, frames_);
   for (Frame& frame : frames_) {
     if (stopped_) return std::nullopt;
     if (frame.type == FrameType::kHeartbeat) continue;
     if (const Status taken = events_.on_frame(std::move(frame)); !taken) {
-      return fmt::format("broke the protocol: {}", taken.error().message);
+      return Fault{.text = fmt::format("broke the protocol: {}", taken.error().message)};
     }
   }
-  if (!read) return fmt::format("broke the protocol: {}", read.error().message);
+  if (!read) return Fault{.text = fmt::format("broke the protocol: {}", read.error().message)};
   return std::nullopt;
 }
 
 // The end of what the peer says; the reason lies where we failed to write, if we did.
-std::string Connection::EndText(int error_number) {
+Fault Connection::EndFault(int error_number) {
   const std::scoped_lock lock(send_mutex_);
-  return fmt::format("is gone: {}", IoFaultText(send_fault_ != 0 ? send_fault_ : error_number));
+  const int number = send_fault_ != 0 ? send_fault_ : error_number;
+  return {.closed = true, .text = fmt::format("is gone: {}", IoFaultText(number))};
 }
 
 void Connection::Stop() {

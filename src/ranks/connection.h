@@ -30,6 +30,12 @@ enum class Reading {
   kCaller,  // whoever calls ReadSome() does; what comes while nobody does waits for the next beat
 };
 
+// The end of a connection that we did not end.
+struct Fault {
+  bool closed = false;  // by the peer, which may have told the reason on another connection
+  std::string text;  // behind its name: "is gone: connection closed", "has been silent for 3.0 s"
+};
+
 // All methods are thread-safe.
 class Connection {
  public:
@@ -37,9 +43,8 @@ class Connection {
     // Every frame but heartbeats, one at a time, on the thread that reads. An error means that the
     // peer broke the protocol, and is a fault.
     std::function<base::Status(Frame)> on_frame;
-    // Once, without a lock, on a thread that reads; not after Stop(). What the peer did, to go behind
-    // its name: "is gone: connection closed", "has been silent for 3.0 s".
-    std::function<void(const std::string& what)> on_fault;
+    // Once, without a lock, on a thread that reads; does not begin after Stop().
+    std::function<void(const Fault&)> on_fault;
   };
 
   Connection(Descriptor socket, Timing timing, Reading reading, Events events);
@@ -90,9 +95,9 @@ class Connection {
 
   void Read();
   void ReadAndReport(bool wait);
-  std::optional<std::string> ReadLocked(bool wait);
-  std::optional<std::string> Deliver(std::size_t count);
-  std::string EndText(int error_number);
+  std::optional<Fault> ReadLocked(bool wait);
+  std::optional<Fault> Deliver(std::size_t count);
+  Fault EndFault(int error_number);
   void Close();
 
   const Descriptor socket_;

@@ -45,14 +45,13 @@ class GroupFollower final : public Follower {
         commands_(std::move(seat.commands), TimingOf(seat.welcome), Reading::kCaller,
                   {.on_frame = [this](Frame frame) { return TakeCommand(std::move(frame)); },
                    .on_fault =
-                       [this](const std::string& what) {
-                         // If all of it ends, the other connection knows the reason.
-                         (void)work_.AwaitClosed(steady_clock::now() + kFarewellTime);
-                         LoseLeader(what);
+                       [this](const Fault& fault) {
+                         if (fault.closed) AwaitReason();
+                         LoseLeader(fault);
                        }}),
         work_(std::move(seat.work), TimingOf(seat.welcome), Reading::kThread,
               {.on_frame = [this](Frame frame) { return TakeWork(std::move(frame)); },
-               .on_fault = [this](const std::string& what) { LoseLeader(what); }}) {}
+               .on_fault = [this](const Fault& fault) { LoseLeader(fault); }}) {}
 
   ~GroupFollower() override {
     if (gave_up_) (void)work_.AwaitClosed(steady_clock::now() + kFarewellTime);
@@ -169,8 +168,11 @@ class GroupFollower final : public Follower {
     }
   }
 
-  void LoseLeader(const std::string& what) {
-    const std::string text = fmt::format("the leader ({}) {}", ToText(options_.leader), what);
+  // If the leader ends, the work connection knows the reason, and ends after it.
+  void AwaitReason() { (void)work_.AwaitClosed(steady_clock::now() + kFarewellTime); }
+
+  void LoseLeader(const Fault& fault) {
+    const std::string text = fmt::format("the leader ({}) {}", ToText(options_.leader), fault.text);
     if (!FailWith({Code::kUnavailable, text}, false)) return;
     commands_.Stop();
     work_.Stop();

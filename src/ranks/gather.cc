@@ -98,9 +98,9 @@ class Gathering {
       if (options_.cancel != nullptr) SYNCLINE_TRY(options_.cancel->Check());
       if (steady_clock::now() >= deadline_) return std::unexpected(Missing());
       Await();
+      FreePlaces();  // first, for those who come back
       AcceptAll();
       ReadGuests();
-      FreePlaces();
     }
     return WelcomeAll();
   }

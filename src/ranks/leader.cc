@@ -147,8 +147,8 @@ class GroupLeader final : public Leader {
   Link MakeLink(Joined follower) {
     const std::uint32_t rank = follower.peer.rank;
     const Timing timing{.heartbeat = options_.heartbeat, .silence = options_.silence};
-    const auto lose = [this, rank](const std::string& what) {
-      FailAll(fmt::format("{} {}", LongName(rank), what));
+    const auto lose = [this, rank](const Fault& fault) {
+      FailAll(fmt::format("{} {}", LongName(rank), fault.text));
     };
     Link link;
     link.commands = std::make_unique<Connection>(
@@ -157,11 +157,9 @@ class GroupLeader final : public Leader {
                              return Fail(Code::kCorrupt, Unexpected(frame, "commands"));
                            },
                            .on_fault =
-                               [this, rank, lose](const std::string& what) {
-                                 // If all of it ends, the other connection knows the reason.
-                                 (void)links_[rank - 1].work->AwaitClosed(steady_clock::now() +
-                                                                          FarewellTime());
-                                 lose(what);
+                               [this, rank, lose](const Fault& fault) {
+                                 if (fault.closed) AwaitReason(rank);
+                                 lose(fault);
                                }});
     link.work = std::make_unique<Connection>(
         std::move(follower.work), timing, Reading::kThread,
@@ -276,6 +274,11 @@ class GroupLeader final : public Leader {
     if (options_.on_failure) {
       Call([on_failure = options_.on_failure, error] { on_failure(error); });
     }
+  }
+
+  // If a follower ends, its work connection knows the reason, and ends after it.
+  void AwaitReason(std::uint32_t rank) {
+    (void)links_[rank - 1].work->AwaitClosed(steady_clock::now() + FarewellTime());
   }
 
   milliseconds FarewellTime() const { return std::min(options_.silence, kMaxFarewell); }

@@ -35,10 +35,11 @@ struct Step {
 // A model, and the publishers of its versions: one for each, which knows nothing of those before.
 class Story {
  public:
-  Story() {
+  // Without `empty` every tensor has bytes, so that a delta can change all of them.
+  explicit Story(bool empty = true) {
     Add("bytes", Dtype::kU8, {70, 3});
     Add("embed", Dtype::kBF16, {5000});
-    Add("empty", Dtype::kBF16, {2, 0});
+    Add("empty", Dtype::kBF16, {2, empty ? 0U : 1U});
     Add("numbers", Dtype::kI64, {9});
     Add("scalar", Dtype::kF32, {});
   }
@@ -150,6 +151,7 @@ class Story {
 constexpr std::array<bool, 5> kAll = {true, true, true, true, true};
 constexpr std::array<bool, 5> kNone = {};
 constexpr std::array<bool, 5> kEmbed = {false, true, false, false, false};
+constexpr std::array<bool, 5> kOthers = {true, true, true, false, true};  // than the next
 constexpr std::array<bool, 5> kNumbers = {false, false, false, true, false};
 
 Status RemoveManifest(const Story& story, std::uint64_t version) {
@@ -199,6 +201,12 @@ TEST(VersionDigestsTest, AChainOnACheckpointElsewhereIsCompleteOnceEverythingHas
     ASSERT_OK(story.Publish({encoding, kNumbers}));
     EXPECT_EQ(story.Difference(story.Read(2), {}, {"bytes", "empty", "scalar"}), "");
     EXPECT_ERROR(story.Read(0), Code::kNotFound, "version 0 is not in");
+    Story all(false);
+    all.BaseAtZero();
+    ASSERT_OK(all.Publish({encoding, kNumbers}));
+    ASSERT_OK(all.Publish({encoding, kOthers}));
+    ASSERT_OK(all.Publish({encoding, kEmbed}));
+    EXPECT_EQ(all.Difference(all.Read(3)), "");
   }
 }
 
@@ -258,6 +266,16 @@ TEST(VersionDigestsTest, VersionsOfOtherPublishers) {
     ASSERT_OK(files.Remove(story.Directory(0) + "/model.safetensors"));
     EXPECT_FALSE(story.Read(2));
   }
+}
+
+// All tensors are named before what they are is known.
+TEST(VersionDigestsTest, AVersionOfAnotherPublisherThatChangesAllTheRest) {
+  Story story(false);
+  ASSERT_OK(story.Publish({std::nullopt, kAll}));
+  ASSERT_OK(story.Publish({Encoding::kXor, kOthers}));
+  ASSERT_OK(story.Publish({Encoding::kXor, kNumbers}));
+  ASSERT_OK(RemoveManifest(story, 1));
+  EXPECT_EQ(story.Difference(story.Read(2), {"bytes", "embed", "empty", "scalar"}), "");
 }
 
 TEST(VersionDigestsTest, WhatNobodyTellsIsNamed) {
