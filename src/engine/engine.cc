@@ -61,9 +61,10 @@ class EngineThread : public Engine {
     thread_ = std::thread([this] { Loop(); });
   }
 
-  ~EngineThread() override { Stop(); }
+  ~EngineThread() override { Stop("the engine is shutting down"); }
 
-  void Stop() override;
+  using Engine::Stop;
+  void Stop(std::string reason) override;
   Status Submit(Request request, Sink sink) override;
   void Abort(std::string id, AbortMatch match, std::string message) override;
   void Pause(PauseMode mode, Done done) override;
@@ -93,6 +94,11 @@ class EngineThread : public Engine {
 
   // False after the start of Stop().
   bool Enqueue(std::function<void()> command);
+  // Why nothing is done any more.
+  Status Refusal() const {
+    const std::scoped_lock lock(mutex_);
+    return Fail(Code::kUnavailable, stop_reason_);
+  }
   // Runs command(done) on the engine's thread, or refuses.
   void EnqueueWith(const Done& done, std::function<void(const Done&)> command);
 
@@ -127,6 +133,7 @@ class EngineThread : public Engine {
   std::uint64_t submitted_ = 0;  // guarded by mutex_
   Stats stats_;                  // guarded by mutex_
   bool stop_ = false;            // guarded by mutex_
+  std::string stop_reason_;      // guarded by mutex_
 
   // Of the engine's thread.
   Scheduler scheduler_;
@@ -144,9 +151,10 @@ class EngineThread : public Engine {
   std::thread thread_;  // guarded by joining_
 };
 
-void EngineThread::Stop() {
+void EngineThread::Stop(std::string reason) {
   {
     const std::scoped_lock lock(mutex_);
+    if (!stop_) stop_reason_ = std::move(reason);
     stop_ = true;
   }
   wake_.notify_one();
@@ -171,9 +179,7 @@ void EngineThread::EnqueueWith(const Done& done, std::function<void(const Done&)
       done(std::move(status));
     });
   });
-  if (!queued) {
-    done(Fail(Code::kUnavailable, "the engine is shutting down"));
-  }
+  if (!queued) done(Refusal());
 }
 
 Status EngineThread::Submit(Request request, Sink sink) {
@@ -184,7 +190,7 @@ Status EngineThread::Submit(Request request, Sink sink) {
   std::uint64_t number = 0;
   {
     const std::scoped_lock lock(mutex_);
-    if (stop_) return Fail(Code::kUnavailable, "the engine is shutting down");
+    if (stop_) return Fail(Code::kUnavailable, stop_reason_);
     if (!ids_.insert(request.id).second) {
       return Fail(Code::kAlreadyExists,
                   fmt::format("rid: a request \"{}\" is running already", request.id));
@@ -207,7 +213,7 @@ Status EngineThread::Submit(Request request, Sink sink) {
     gate_.push_back(std::move(*sequence));
     OpenGate();  // now, so that an exclusive command behind it waits for it
   });
-  if (!queued) return Fail(Code::kUnavailable, "the engine is shutting down");
+  if (!queued) return Refusal();
   return {};
 }
 
@@ -318,12 +324,9 @@ void EngineThread::Loop() {
     UpdateStats();
   }
   for (auto& command : commands) Do(command);
-  const Finish ending = Aborted("the engine is shutting down", 503);
-  AbortAll(ending);
-  for (PendingExclusive& exclusive : std::exchange(exclusives_, {})) {
-    exclusive.done(Fail(Code::kUnavailable, "the engine is shutting down"));
-  }
-  if (flush_) flush_->done(Fail(Code::kUnavailable, "the engine is shutting down"));
+  AbortAll(Aborted(Refusal().error().message, 503));
+  for (PendingExclusive& exclusive : std::exchange(exclusives_, {})) exclusive.done(Refusal());
+  if (flush_) flush_->done(Refusal());
 }
 
 void EngineThread::Settle() {
@@ -459,7 +462,10 @@ base::Result<std::unique_ptr<Engine>> Engine::Start(const EngineOptions& options
                                                     std::vector<TokenId> end_tokens,
                                                     std::string weight_version) {
   std::uint64_t bytes = options.kv_cache_bytes;
-  if (bytes == 0) bytes = std::min<std::uint64_t>(AvailableMemory() / 4, std::uint64_t{4} << 30);
+  if (bytes == 0) {
+    bytes =
+        std::min<std::uint64_t>(AvailableMemory() / 4 / options.ranks_here, std::uint64_t{4} << 30);
+  }
   const std::uint64_t block_bytes = model::kKvBlock * model.KvBytesPerToken();
   const std::uint64_t blocks = std::min<std::uint64_t>(bytes / block_bytes, 1U << 26);
   if (blocks < 2) {

@@ -34,7 +34,9 @@ class Model;
 namespace syncline::engine {
 
 struct EngineOptions {
-  std::uint64_t kv_cache_bytes = 0;    // 0: a quarter of what the machine has free, at most 4 GiB
+  // Of this rank. 0: a quarter of what the machine has free, divided among its ranks, at most 4 GiB
+  std::uint64_t kv_cache_bytes = 0;
+  std::uint32_t ranks_here = 1;        // of the engine, on this machine
   std::uint32_t max_running = 256;     // requests computed in one step
   std::uint32_t prefill_tokens = 512;  // prompt tokens computed in one step
   std::uint32_t max_context = 0;       // 0: what the model was made for, bounded by the KV cache
@@ -68,8 +70,9 @@ class Engine {
   virtual ~Engine() = default;  // Stop()
 
   // Aborts what is left with status 503 and ends the thread. From its start on every call is
-  // refused with kUnavailable.
-  virtual void Stop() = 0;
+  // refused with kUnavailable. `reason` is what clients are told; that of the first call counts.
+  virtual void Stop(std::string reason) = 0;
+  void Stop() { Stop("the engine is shutting down"); }
 
   // All methods are thread-safe, return at once, and call back on the engine's thread (callbacks
   // must not block). After the start of Stop() `done` is called with kUnavailable, on the caller's

@@ -53,7 +53,7 @@ RC_GTEST_PROP(ShardPlanner, ExportsOfAllRanksAreTheCheckpoint, ()) {
         PutBox(spec, piece.source, rest.first(bytes), exported);
         rest = rest.subspan(bytes);
       }
-      digest += DigestOwned(plan, i, views);
+      digest += *DigestOwned(plan, i, views);
     }
     RC_ASSERT(owned == spec.bytes());
     RC_ASSERT(exported == model.weights[i]);

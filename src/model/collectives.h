@@ -3,10 +3,11 @@
 // throws when a rank is gone.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
 #include <vector>
+
+namespace at {
+class Tensor;
+}
 
 namespace syncline::model {
 

@@ -6,9 +6,11 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <condition_variable>
 #include <cstring>
@@ -210,6 +212,32 @@ std::string HostText(const Endpoint& endpoint) {
   constexpr std::string_view kMapped = "::ffff:";
   const bool mapped = text.starts_with(kMapped) && text.contains('.');
   return std::string(mapped ? text.substr(kMapped.size()) : text);
+}
+
+Result<std::string> OwnHostTowards(const Address& address, Deadline deadline) {
+  SYNCLINE_ASSIGN(const std::vector<Endpoint> endpoints, Resolve(address, deadline));
+  int error = 0;
+  for (const Endpoint& endpoint : endpoints) {
+    // Connecting a datagram socket only looks up the route.
+    const int fd = socket(endpoint.family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+      error = errno;
+      continue;
+    }
+    Endpoint own = {.family = endpoint.family,
+                    .sockaddr = std::vector<std::byte>(sizeof(sockaddr_storage))};
+    auto size = static_cast<socklen_t>(own.sockaddr.size());
+    const bool found =
+        connect(fd, reinterpret_cast<const sockaddr*>(endpoint.sockaddr.data()),
+                static_cast<socklen_t>(endpoint.sockaddr.size())) == 0 &&
+        getsockname(fd, reinterpret_cast<sockaddr*>(own.sockaddr.data()), &size) == 0;
+    error = errno;
+    close(fd);
+    if (!found) continue;
+    own.sockaddr.resize(size);
+    return HostText(own);
+  }
+  return base::FailErrno(error, fmt::format("no way to {}", ToText(address)));
 }
 
 }  // namespace syncline::ranks

@@ -52,4 +52,8 @@ base::Result<std::vector<Endpoint>> Resolve(const Address& address, Deadline dea
 // "10.0.0.2", "fe80::1%eth0"; an IPv4 address inside IPv6 is written as IPv4.
 std::string HostText(const Endpoint& endpoint);
 
+// The address of this host from which it reaches that one: at which, without translation between
+// them, the other can reach it. Nothing is sent.
+base::Result<std::string> OwnHostTowards(const Address& address, Deadline deadline);
+
 }  // namespace syncline::ranks

@@ -219,14 +219,29 @@ void FakeWeights::End(const update::DiskUpdate& update, const Updated& done, con
       update::UpdateReport{.tensors = 3, .bytes = 64, .stage_seconds = 0.5, .apply_seconds = 0.25});
 }
 
-void FakeWeights::Pull(update::PullRequest request, std::function<void(Status)> done) {
+void FakeWeights::Pull(update::PullRequest request,
+                       std::function<void(std::vector<update::HostPull>)> done) {
   const std::scoped_lock lock(mutex_);
   calls_.push_back(fmt::format("pull {} {} {}", request.source, request.replica, request.version));
+  const auto end = [done, version = request.version, others = other_hosts](const Status& status) {
+    std::vector<update::HostPull> pulls = {{.host = "localhost", .outcome = {status, {}}}};
+    if (status) pulls[0].outcome.held = version;
+    pulls.insert(pulls.end(), others.begin(), others.end());
+    done(std::move(pulls));
+  };
   if (hold) {
-    held_.emplace_back(done);
+    held_.emplace_back(end);
   } else {
-    thread_.Post([done] { done({}); });
+    thread_.Post([end] { end({}); });
   }
+}
+
+void FakeWeights::Digests(update::DigestRequest request,
+                          std::function<void(Result<update::DigestReport>)> done) {
+  const std::scoped_lock lock(mutex_);
+  calls_.push_back(fmt::format(
+      "digests {} {}", request.version ? std::to_string(*request.version) : "-", request.source));
+  thread_.Post([done, report = digests] { done(report); });
 }
 
 void FakeWeights::Export(std::string name,

@@ -25,7 +25,7 @@ namespace syncline::serve {
 // or, if `hold`, only when the test says what. Calls back on a thread of its own, as the real one.
 class FakeEngine : public engine::Engine {
  public:
-  void Stop() override {}
+  void Stop(std::string) override {}
   base::Status Submit(engine::Request request, engine::Sink sink) override;
   void Abort(std::string id, AbortMatch match, std::string message) override;
   void Pause(engine::PauseMode mode, Done done) override;
@@ -74,9 +74,12 @@ class FakeWeights : public update::Weights {
  public:
   explicit FakeWeights(FakeEngine& engine) : engine_(engine) {}
   void FromDisk(update::DiskUpdate update, Updated done) override;
-  void Pull(update::PullRequest request, std::function<void(base::Status)> done) override;
+  void Pull(update::PullRequest request,
+            std::function<void(std::vector<update::HostPull>)> done) override;
   void Export(std::string name,
               std::function<void(base::Result<update::ExportedTensor>)> done) override;
+  void Digests(update::DigestRequest request,
+               std::function<void(base::Result<update::DigestReport>)> done) override;
   std::vector<std::string> names() const override;
   std::string model_path() const override;
 
@@ -85,6 +88,9 @@ class FakeWeights : public update::Weights {
   std::vector<std::string> calls();  // "update PATH LABEL FLUSH", "pull SOURCE INTO VERSION"
 
   bool hold = false;
+  // That a pull reaches beside this one, and what it comes to there.
+  std::vector<update::HostPull> other_hosts;
+  base::Result<update::DigestReport> digests;
   std::map<std::string, update::ExportedTensor> tensors;
 
  private:

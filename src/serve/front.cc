@@ -25,6 +25,23 @@ void Front::SetReady(const Backend& backend, ModelCard card) {
   state_.compare_exchange_strong(expected, State::kReady, std::memory_order_acq_rel);
 }
 
+void Front::BeginStopping() {
+  State state = state_.load(std::memory_order_acquire);
+  while (state != State::kFailed && !state_.compare_exchange_weak(state, State::kStopping)) {
+  }
+}
+
+void Front::Fail(base::Error reason) {
+  const std::scoped_lock lock(mutex_);
+  if (!failure_) failure_ = std::move(reason);
+  state_.store(State::kFailed, std::memory_order_release);
+}
+
+std::optional<base::Error> Front::failure() const {
+  const std::scoped_lock lock(mutex_);
+  return failure_;
+}
+
 std::string Front::NewId() {
   return fmt::format("{:016x}{:016x}", id_prefix_,
                      next_id_.fetch_add(1, std::memory_order_relaxed));

@@ -50,7 +50,8 @@ struct LoadedVersion {
 // Thread-safe, except where said.
 class Front {
  public:
-  enum class State { kStarting, kReady, kStopping };
+  // kFailed: a rank of the engine is gone; the process will end.
+  enum class State { kStarting, kReady, kStopping, kFailed };
 
   explicit Front(base::MetricsRegistry& metrics);
 
@@ -58,7 +59,12 @@ class Front {
   // Once. The routes that need the model answer from then on.
   void SetReady(const Backend& backend, ModelCard card);
   // Requests that come from then on are refused.
-  void BeginStopping() { state_.store(State::kStopping, std::memory_order_release); }
+  void BeginStopping();
+
+  // The engine is gone for good, for that reason: requests that come from then on are refused with
+  // it. The first reason counts.
+  void Fail(base::Error reason);
+  std::optional<base::Error> failure() const;
 
   // Has SetReady been called? What follows may be used only then.
   bool has_backend() const { return has_backend_.load(std::memory_order_acquire); }
@@ -90,7 +96,7 @@ class Front {
   void NoteContinue();
 
   Joiner<update::UpdateReport> joined_updates;
-  Joiner<std::monostate> joined_pulls;
+  Joiner<std::vector<update::HostPull>> joined_pulls;
 
   std::optional<LoadedVersion> loaded() const;
   void SetLoaded(std::optional<LoadedVersion> loaded);
@@ -111,6 +117,7 @@ class Front {
   mutable std::mutex mutex_;
   std::optional<std::chrono::steady_clock::time_point> paused_since_;  // guarded by mutex_
   std::optional<LoadedVersion> loaded_;                                // guarded by mutex_
+  std::optional<base::Error> failure_;                                 // guarded by mutex_
   base::Worker worker_;  // last: tasks use what stands above
   base::Worker disk_worker_;
 };

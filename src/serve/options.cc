@@ -58,6 +58,49 @@ void AddEngineOptions(CLI::App& app, Options& options) {
                  "Seed of requests that bring none (default: 0)");
 }
 
+void AddRankOptions(CLI::App& app, Options& options) {
+  constexpr std::uint32_t kMost = 1024;
+  app.add_option("--tp,--tp-size,--tensor-parallel-size", options.tp,
+                 "Ranks (processes) that share the model, over all nodes (default: 1)")
+      ->check(CLI::Range(1U, kMost));
+  app.add_option("--ep,--ep-size,--expert-parallel-size", options.ep,
+                 "Groups of ranks among which the experts of a mixture are divided (default: 1)")
+      ->check(CLI::Range(1U, kMost));
+  app.add_option("--nnodes", options.nodes, "Hosts (default: 1)")->check(CLI::Range(1U, kMost));
+  app.add_option("--node-rank", options.node_rank, "Number of this host, from 0 (default: 0)");
+  app.add_option("--rendezvous,--dist-init-addr", options.rendezvous,
+                 "HOST:PORT of node 0 where the ranks of several hosts meet");
+  app.add_option("--rendezvous-timeout", options.rendezvous_timeout,
+                 "Seconds until all ranks must be there (default: 300)")
+      ->check(CLI::Range(0.1, 86400.0));
+  app.add_option("--rank", options.rank, "Of a process that is started by another rank")
+      ->group("");  // not for people
+}
+
+base::Status CheckRanks(const Options& options) {
+  const auto refuse = [](std::string what) {
+    return base::Fail(base::Code::kInvalidArgument, what + "\nTry: syncline serve --help");
+  };
+  if (options.tp % options.ep != 0) {
+    return refuse(fmt::format("--tp {} is no multiple of --ep {}", options.tp, options.ep));
+  }
+  if (options.tp % options.nodes != 0) {
+    return refuse(fmt::format("--tp {} is no multiple of --nnodes {}", options.tp, options.nodes));
+  }
+  if (options.node_rank >= options.nodes) {
+    return refuse(fmt::format("--node-rank {}: there are {} nodes, counted from 0",
+                              options.node_rank, options.nodes));
+  }
+  if (options.rank && *options.rank >= options.tp) {
+    return refuse(fmt::format("rank {}: there are {} ranks (--tp), counted from 0", *options.rank,
+                              options.tp));
+  }
+  if (options.nodes > 1 && options.rendezvous.empty()) {
+    return refuse("--nnodes: several hosts need --rendezvous HOST:PORT");
+  }
+  return {};
+}
+
 }  // namespace
 
 base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
@@ -65,13 +108,14 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
   CommandLine line;
   CLI::App app("Serves a model over HTTP and takes weight updates while it runs.",
                "syncline serve");
+  // A rank starts others with its own options and some more.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.footer("Example:\n  syncline serve --model /models/smollm2 --port 30000");
   app.set_version_flag("--version", version);
   AddModelOptions(app, line.options);
   AddServerOptions(app, line.options);
   AddEngineOptions(app, line.options);
-  std::uint32_t ranks = 1;
-  app.add_option("--tp,--tp-size", ranks, "Ranks of the engine: only 1")->check(CLI::Range(1, 1));
+  AddRankOptions(app, line.options);
   try {
     std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
     app.parse(std::move(reversed));
@@ -83,6 +127,7 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
     return base::Fail(base::Code::kInvalidArgument,
                       fmt::format("{}\nTry: syncline serve --help", error.what()));
   }
+  if (!line.text) SYNCLINE_TRY(CheckRanks(line.options));
   if (line.options.host == "localhost") line.options.host = "127.0.0.1";
   if (line.options.served_model_name.empty()) line.options.served_model_name = line.options.model;
   if (line.options.tokenizer.empty()) line.options.tokenizer = line.options.model;
@@ -90,22 +135,30 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
 }
 
 base::Json OptionsJson(const Options& options) {
-  return base::Json(
-      base::Json::Object{{"model_path", options.model},
-                         {"tokenizer_path", options.tokenizer},
-                         {"served_model_name", options.served_model_name},
-                         {"weight_version", options.weight_version},
-                         {"host", options.host},
-                         {"port", std::uint64_t{options.port}},
-                         {"skip_tokenizer_init", options.skip_tokenizer},
-                         {"max_running_requests", std::uint64_t{options.max_running_requests}},
-                         {"kv_cache_bytes", options.kv_cache_bytes},
-                         {"max_total_tokens", options.max_total_tokens},
-                         {"chunked_prefill_size", std::uint64_t{options.chunked_prefill_size}},
-                         {"context_length", std::uint64_t{options.context_length}},
-                         {"threads", std::uint64_t{options.threads}},
-                         {"random_seed", options.random_seed},
-                         {"log_level", options.log_level}});
+  using base::Json;
+  return base::Json(base::Json::Object{
+      {"model_path", options.model},
+      {"tokenizer_path", options.tokenizer},
+      {"served_model_name", options.served_model_name},
+      {"weight_version", options.weight_version},
+      {"host", options.host},
+      {"port", std::uint64_t{options.port}},
+      {"skip_tokenizer_init", options.skip_tokenizer},
+      {"max_running_requests", std::uint64_t{options.max_running_requests}},
+      {"kv_cache_bytes", options.kv_cache_bytes},
+      {"max_total_tokens", options.max_total_tokens},
+      {"chunked_prefill_size", std::uint64_t{options.chunked_prefill_size}},
+      {"context_length", std::uint64_t{options.context_length}},
+      {"threads", std::uint64_t{options.threads}},
+      {"random_seed", options.random_seed},
+      {"tp_size", std::uint64_t{options.tp}},
+      {"ep_size", std::uint64_t{options.ep}},
+      {"pp_size", std::uint64_t{1}},
+      {"dp_size", std::uint64_t{1}},
+      {"nnodes", std::uint64_t{options.nodes}},
+      {"node_rank", std::uint64_t{options.node_rank}},
+      {"dist_init_addr", options.rendezvous.empty() ? Json() : Json(options.rendezvous)},
+      {"log_level", options.log_level}});
 }
 
 }  // namespace syncline::serve

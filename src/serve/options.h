@@ -32,6 +32,14 @@ struct Options {
   std::string log_level = "info";
   double shutdown_timeout = 5;    // seconds
   bool exit_with_parent = false;  // also when standard input ends
+  // The ranks of the engine (docs/guide/several-hosts.md).
+  std::uint32_t tp = 1;  // ranks, over all nodes
+  std::uint32_t ep = 1;  // groups of ranks among which experts are divided
+  std::uint32_t nodes = 1;
+  std::uint32_t node_rank = 0;
+  std::string rendezvous;             // "host:port" of rank 0; empty: this host only
+  double rendezvous_timeout = 300;    // seconds until all ranks must be there
+  std::optional<std::uint32_t> rank;  // of a process that another one, or torchrun, has started
 };
 
 // What the command line asked for: options, or a text to print (--help, --version).

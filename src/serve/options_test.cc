@@ -96,12 +96,34 @@ TEST(OptionsTest, WrongUsage) {
                                                 {"--model"},
                                                 {"--model", "/m", "--frobnicate"},
                                                 {"--model", "/m", "--port", "65536"},
-                                                {"--model", "/m", "--tp", "2"},
+                                                {"--model", "/m", "--tp", "0"},
+                                                {"--model", "/m", "--tp", "4", "--ep", "3"},
+                                                {"--model", "/m", "--tp", "3", "--nnodes", "2"},
+                                                {"--model", "/m", "--node-rank", "1"},
+                                                {"--model", "/m", "--tp", "2", "--nnodes", "2"},
+                                                {"--model", "/m", "--tp", "2", "--rank", "2"},
                                                 {"--model", "/m", "--max-running-requests", "0"},
                                                 {"--model", "/m", "--log-level", "loud"},
                                                 {"--model", "/m", "stray"}}) {
     EXPECT_ERROR(ParseCommandLine(wrong, "1"), Code::kInvalidArgument, "--help");
   }
+}
+
+// A rank starts others with its own options and some more.
+TEST(OptionsTest, TheLastOfRepeatedOptionsCounts) {
+  ASSERT_OK_AND_ASSIGN(
+      const CommandLine line,
+      ParseCommandLine({"--model", "/m", "--tp-size", "4", "--ep", "2", "--nnodes", "2",
+                        "--dist-init-addr", "node0:1", "--rank", "1", "--rendezvous", "node0:2"},
+                       "1"));
+  EXPECT_EQ(line.options.tp, 4U);
+  EXPECT_EQ(line.options.ep, 2U);
+  EXPECT_EQ(line.options.nodes, 2U);
+  EXPECT_EQ(line.options.rank, 1U);
+  EXPECT_EQ(line.options.rendezvous, "node0:2");
+  const std::string shown = ToText(OptionsJson(line.options));
+  EXPECT_THAT(shown, HasSubstr(R"("tp_size":4,"ep_size":2)"));
+  EXPECT_THAT(shown, HasSubstr(R"("nnodes":2,"node_rank":0)"));
 }
 
 TEST(OptionsTest, HelpAndVersion) {

@@ -60,6 +60,12 @@ http::Response WrongMethod(const Route& route, const http::Request& request) {
   return response;
 }
 
+std::string WhyNotReady(const Front& front) {
+  if (const auto failure = front.failure()) return failure->message;
+  return front.state() == Front::State::kStarting ? "the model is being loaded"
+                                                  : "the server is stopping";
+}
+
 }  // namespace
 
 ErrorStyle StyleOf(std::string_view path) {
@@ -96,8 +102,7 @@ void Router::Handle(const RequestPtr& request, ExchangePtr exchange) const {
     return exchange->Send(WrongMethod(*route, *request));
   }
   if (route->needs_model && front_.state() != Front::State::kReady) {
-    const bool starting = front_.state() == Front::State::kStarting;
-    const std::string_view why = starting ? "the model is being loaded" : "the server is stopping";
+    const std::string why = WhyNotReady(front_);
     return exchange->Send(JsonReply(
         base::Json(base::Json::Object{
             {"error",
@@ -131,6 +136,7 @@ void AddAllRoutes(Router& router, Front& front) {
   AddControlRoutes(router, front);
   AddWeightRoutes(router, front);
   AddExportRoutes(router, front);
+  AddDigestRoute(router, front);
 }
 
 }  // namespace syncline::serve

@@ -61,6 +61,7 @@ void AddOpenAiRoutes(Router& router, Front& front);   // openai_routes.cc
 void AddControlRoutes(Router& router, Front& front);  // control.cc
 void AddWeightRoutes(Router& router, Front& front);   // weight_routes.cc
 void AddExportRoutes(Router& router, Front& front);   // export_routes.cc
+void AddDigestRoute(Router& router, Front& front);    // digest_route.cc
 void AddAllRoutes(Router& router, Front& front);
 
 }  // namespace syncline::serve

@@ -15,6 +15,17 @@ using testing::HasSubstr;
 
 class RouterTest : public Scene {};
 
+// A rank is gone: whoever asks is told so, until the process ends.
+TEST_F(RouterTest, AFailedEngineSaysWhy) {
+  front_.Fail({base::Code::kUnavailable, "rank 2 (host 10.0.0.2) is gone"});
+  front_.Fail({base::Code::kUnavailable, "something that follows from it"});
+  front_.BeginStopping();
+  EXPECT_EQ(Get("/health").status, 503);
+  const http::Response reply = Post("/generate", R"({"input_ids":[1]})");
+  EXPECT_EQ(reply.status, 503);
+  EXPECT_THAT(reply.body, testing::HasSubstr("rank 2 (host 10.0.0.2) is gone"));
+}
+
 TEST_F(RouterTest, UnknownPathsAndMethods) {
   const http::Response gone = Post("/update_weights_from_thin_air", "{}");
   EXPECT_EQ(gone.status, 404);

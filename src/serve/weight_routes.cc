@@ -5,6 +5,8 @@
 // Others wait for each other in update::Weights.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "serve/fields.h"
 #include "serve/fingerprint.h"
 #include "serve/router.h"
@@ -15,6 +17,7 @@ namespace {
 using base::Json;
 using base::Result;
 using update::DiskUpdate;
+using update::HostPull;
 using update::UpdateReport;
 
 struct UpdateRequest {
@@ -52,6 +55,7 @@ http::Response UpdateReply(std::string message, const UpdateReport& report, bool
                                      {"stage_seconds", report.stage_seconds},
                                      {"apply_seconds", report.apply_seconds},
                                      {"tensors", report.tensors},
+                                     {"skipped_tensors", report.skipped},
                                      {"bytes", report.bytes},
                                      {"joined", joined},
                                      {"already_loaded", already}}));
@@ -143,6 +147,53 @@ Result<update::PullRequest> ReadPull(const Json& body) {
   return request;
 }
 
+// "host 10.0.0.2 (node 1)"
+std::string HostText(const HostPull& pull) {
+  return fmt::format("host {} (node {})", pull.host, pull.node_rank);
+}
+
+std::string HeldText(const HostPull& pull) {
+  return pull.outcome.held ? fmt::format("at version {}", *pull.outcome.held)
+                           : "without a whole version";
+}
+
+// Of one host only its own words. Of several: who failed and why, and where all of them are now.
+std::string PullMessage(const std::vector<HostPull>& pulls) {
+  if (pulls.size() == 1) {
+    return pulls[0].outcome.status ? "Success." : pulls[0].outcome.status.error().message;
+  }
+  std::string failed;
+  std::string now;
+  for (const HostPull& pull : pulls) {
+    if (!pull.outcome.status) {
+      failed += fmt::format("{}{}: {}", failed.empty() ? "" : "; ", HostText(pull),
+                            pull.outcome.status.error().message);
+    }
+    now += fmt::format("{}{} is {}", now.empty() ? "" : ", ", HostText(pull), HeldText(pull));
+  }
+  return failed.empty() ? "Success." : fmt::format("{}. Now {}.", failed, now);
+}
+
+http::Response PullReply(const std::vector<HostPull>& pulls, bool joined) {
+  Json::Array hosts;
+  bool success = true;
+  for (const HostPull& pull : pulls) {
+    const base::Status& status = pull.outcome.status;
+    success = success && status.has_value();
+    hosts.emplace_back(
+        Json::Object{{"host", pull.host},
+                     {"node_rank", std::uint64_t{pull.node_rank}},
+                     {"success", status.has_value()},
+                     {"message", status ? "Success." : status.error().message.c_str()},
+                     {"version", pull.outcome.held ? Json(*pull.outcome.held) : Json()}});
+  }
+  return JsonReply(Json(Json::Object{{"success", success},
+                                     {"message", PullMessage(pulls)},
+                                     {"joined", joined},
+                                     {"hosts", Json(std::move(hosts))}}),
+                   success ? 200 : 400);
+}
+
 void Pull(Front& front, const Json& body, const ExchangePtr& exchange) {
   const Result<update::PullRequest> request = ReadPull(body);
   if (!request) {
@@ -152,17 +203,15 @@ void Pull(Front& front, const Json& body, const ExchangePtr& exchange) {
       Json(Json::Array{Json(request->source), Json(request->replica), Json(request->version)}));
   front.joined_pulls.Run(
       key,
-      [exchange](const Result<std::monostate>& result, bool joined) {
-        Json::Object reply = {{"success", result.has_value()},
-                              {"message", result ? "Success." : result.error().message.c_str()},
-                              {"joined", joined}};
-        exchange->Send(JsonReply(reply, result ? 200 : 400));
+      [exchange](const Result<std::vector<HostPull>>& pulls, bool joined) {
+        exchange->Send(PullReply(*pulls, joined));
       },
-      [&](const std::function<void(Result<std::monostate>)>& finish) {
-        front.weights().Pull(*request, [&front, finish](const base::Status& pulled) {
-          (pulled ? front.meters().pulls : front.meters().failed_pulls).Add();
-          if (pulled) return finish(std::monostate());
-          finish(std::unexpected(pulled.error()));
+      [&](const std::function<void(Result<std::vector<HostPull>>)>& finish) {
+        front.weights().Pull(*request, [&front, finish](std::vector<HostPull> pulls) {
+          const bool all = std::ranges::all_of(
+              pulls, [](const HostPull& pull) { return pull.outcome.status.has_value(); });
+          (all ? front.meters().pulls : front.meters().failed_pulls).Add();
+          finish(std::move(pulls));
         });
       });
 }

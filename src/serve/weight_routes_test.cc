@@ -166,8 +166,10 @@ TEST_F(WeightRoutesTest, BR49PullsAreSharedToo) {
   for (int i = 0; i < 3; ++i) all.push_back(Start("POST", "/pull_weights", body));
   EXPECT_THAT(weights_.calls(), ElementsAre("pull /s /d 5"));
   weights_.Finish();
-  EXPECT_EQ(all[0]->Wait().body, R"({"success":true,"message":"Success.","joined":false})");
-  EXPECT_EQ(all[2]->Wait().body, R"({"success":true,"message":"Success.","joined":true})");
+  EXPECT_THAT(all[0]->Wait().body,
+              HasSubstr(R"({"success":true,"message":"Success.","joined":false,"hosts":[)"));
+  EXPECT_THAT(all[2]->Wait().body,
+              HasSubstr(R"({"success":true,"message":"Success.","joined":true,"hosts":[)"));
 }
 
 // The label of an update that other files, another path or another label follow is not enough.
@@ -226,6 +228,55 @@ TEST_F(WeightRoutesTest, PullsThatFail) {
     EXPECT_EQ(Post("/pull_weights", body).status, 400) << body;
   }
   EXPECT_THAT(weights_.calls(), SizeIs(1));
+}
+
+// One host's failure names the host, and says where all of them are.
+TEST_F(WeightRoutesTest, PullsOverSeveralHosts) {
+  const char* body = R"({"source_dir":"/s","local_checkpoint_dir":"/d","target_version":5})";
+  weights_.other_hosts = {{.host = "10.0.0.2", .node_rank = 1, .outcome = {{}, 5}}};
+  Json reply = ParseReply(Post("/pull_weights", body));
+  EXPECT_EQ(At(reply, "message"), R"("Success.")");
+  EXPECT_EQ(
+      At(reply, "hosts"),
+      R"([{"host":"localhost","node_rank":0,"success":true,"message":"Success.","version":5},)"
+      R"({"host":"10.0.0.2","node_rank":1,"success":true,"message":"Success.","version":5}])");
+  weights_.other_hosts.push_back({.host = "10.0.0.3",
+                                  .node_rank = 2,
+                                  .outcome = {Fail(Code::kNoSpace, "/d: no space left"), 4}});
+  const http::Response failed = Post("/pull_weights", body);
+  EXPECT_EQ(failed.status, 400);
+  EXPECT_EQ(At(ParseReply(failed), "message"),
+            R"("host 10.0.0.3 (node 2): /d: no space left. Now host localhost (node 0) is at )"
+            R"(version 5, host 10.0.0.2 (node 1) is at version 5, host 10.0.0.3 (node 2) is at )"
+            R"(version 4.")");
+  weights_.other_hosts = {
+      {.host = "10.0.0.3", .node_rank = 1, .outcome = {Fail(Code::kUnavailable, "gone"), {}}}};
+  EXPECT_THAT(At(ParseReply(Post("/pull_weights", body)), "message"),
+              HasSubstr("host 10.0.0.3 (node 1) is without a whole version"));
+}
+
+TEST_F(WeightRoutesTest, Digests) {
+  weights_.digests = update::DigestReport{
+      .weight_version = "7", .model_path = "/m", .tensors = {{"a", {1, 2}}}, .derived = {"", "ab"}};
+  EXPECT_EQ(Get("/weights_digest").body,
+            R"({"success":true,"weight_version":"7","model_path":"/m","digests":)"
+            R"({"a":"00000000000000020000000000000001"},"derived":["","ab"]})");
+  weights_.digests->comparison = {.source = "/s", .version = 7, .identity = "id", .equal = 1};
+  Json reply = ParseReply(Get("/weights_digest?version=7&source=/s"));
+  EXPECT_EQ(At(reply, "equal"), "true");
+  EXPECT_EQ(At(reply, "compared_with"), R"({"source":"/s","version":7,"identity":"id"})");
+  weights_.digests->comparison->unknown = {"b"};
+  EXPECT_EQ(At(ParseReply(Get("/weights_digest?version=7")), "equal"), "false");
+  weights_.digests->comparison->unknown = {};
+  weights_.digests->comparison->different = {"a"};
+  reply = ParseReply(Get("/weights_digest?version=7"));
+  EXPECT_EQ(At(reply, "equal"), "false");
+  EXPECT_EQ(At(reply, "different"), R"(["a"])");
+  EXPECT_THAT(weights_.calls(),
+              ElementsAre("digests - ", "digests 7 /s", "digests 7 ", "digests 7 "));
+  EXPECT_EQ(Get("/weights_digest?version=seven").status, 400);
+  weights_.digests = Fail(Code::kNotFound, "no version 9");
+  EXPECT_EQ(Get("/weights_digest?version=9").status, 400);
 }
 
 TEST(FingerprintTest, FilesBelowCountAndLinksAreFollowed) {

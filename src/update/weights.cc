@@ -1,16 +1,12 @@
-// Protocol of an update from disk; each step is on the update thread but for 5.
+// Protocol of an update from disk, on rank 0:
 //
-//   1. If the path is a replica: take its lock shared, and read its marker. No marker: it is not
-//      whole, refuse.
-//   2. Compare config.json with the served model's.
-//   3. Read and check every tensor into the staging arena. Generation may go on: nothing that is
-//      served is touched.
-//   4. Read the marker again: a program that does not know the lock may have changed the files
-//      meanwhile.
-//   5. Engine::Exclusive: exchange the two arenas, on the engine's thread; label and path follow in
-//      the same instant.
-// Invariant: the live bytes change only in 5, which cannot fail. Afterwards the staging arena holds
-// the bytes that were live.
+//   1. Ask every other rank to stage the path (rank_weights.h), and stage it here meanwhile.
+//   2. Wait for all. One that failed, or that read another version of its host's replica than this
+//      rank did, is the update's failure: nothing is exchanged anywhere.
+//   3. Engine::Exclusive: send "exchange" in the order of commands, exchange here, and wait for the
+//      others' word; label and path follow in the same instant.
+// Invariant: between two steps all ranks hold the live bytes of the same version, because a step and
+// an exchange are in one order on all of them.
 #include "update/weights.h"
 
 #include <fmt/core.h>
@@ -18,16 +14,15 @@
 #include <chrono>
 #include <future>
 #include <mutex>
+#include <numeric>
 
-#include "base/cancel.h"
 #include "base/log.h"
-#include "base/thread_pool.h"
 #include "base/worker.h"
-#include "checkpoint/checkpoint.h"
-#include "layout/load.h"
+#include "layout/pieces.h"
 #include "model/model.h"
-#include "replica/replica.h"
-#include "replica/state.h"
+#include "ranks/leader.h"
+#include "update/compare_digests.h"
+#include "update/rank_protocol.h"
 
 namespace syncline::update {
 namespace {
@@ -37,59 +32,68 @@ using base::Fail;
 using base::Result;
 using base::Status;
 using Clock = std::chrono::steady_clock;
+using Answers = std::vector<Result<Payload>>;
 
 double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// A replica that is read: locked against pulls, at a version that its marker names. Of any other
-// directory: nothing.
-class ReplicaReading {
+// What the other ranks answer; none where there are none.
+class Others {
  public:
-  static Result<ReplicaReading> Begin(base::FileSystem& files, const std::string& path,
-                                      const base::CancelToken& cancel) {
-    ReplicaReading reading(files, path);
-    SYNCLINE_ASSIGN(reading.is_replica_, reading.state_.IsReplica());
-    if (!reading.is_replica_) return reading;
-    SYNCLINE_ASSIGN(reading.lock_, reading.state_.Lock(base::LockMode::kShared, &cancel));
-    SYNCLINE_ASSIGN(reading.marker_, reading.state_.ReadMarker());
-    if (!reading.marker_) {
-      return Fail(Code::kOutOfOrder,
-                  fmt::format("{}: this replica holds no whole version (its marker is missing); "
-                              "pull it again",
-                              path));
-    }
-    return reading;
+  explicit Others(ranks::Leader* leader) : leader_(leader) {}
+
+  bool any() const { return leader_ != nullptr; }
+  const std::vector<ranks::Peer>& peers() const {
+    static const std::vector<ranks::Peer> none;
+    return any() ? leader_->peers() : none;
   }
 
-  // kOutOfOrder if the replica has changed since Begin.
-  Status End() const {
-    if (!is_replica_) return {};
-    SYNCLINE_ASSIGN(const std::optional<replica::Marker> marker, state_.ReadMarker());
-    if (marker == marker_) return {};
-    return Fail(Code::kOutOfOrder,
-                fmt::format("{}: the replica was at version {} and changed while it was read",
-                            state_.directory(), marker_->version));
+  std::future<Answers> Command(RankMessage kind, Payload payload) const {
+    auto promise = std::make_shared<std::promise<Answers>>();
+    std::future<Answers> answers = promise->get_future();
+    if (any()) {
+      leader_->CommandAndAsk(kind, std::move(payload),
+                             [promise](Answers all) { promise->set_value(std::move(all)); });
+    } else {
+      promise->set_value({});
+    }
+    return answers;
+  }
+
+  std::future<Answers> Ask(std::span<const ranks::Peer> of, RankMessage kind,
+                           Payload payload) const {
+    auto promise = std::make_shared<std::promise<Answers>>();
+    std::future<Answers> answers = promise->get_future();
+    std::vector<std::uint32_t> asked;
+    for (const ranks::Peer& peer : of) asked.push_back(peer.rank);
+    if (asked.empty()) {
+      promise->set_value({});
+    } else {
+      leader_->Ask(asked, kind, std::move(payload),
+                   [promise](Answers all) { promise->set_value(std::move(all)); });
+    }
+    return answers;
   }
 
  private:
-  ReplicaReading(base::FileSystem& files, const std::string& path) : state_(files, path) {}
-
-  replica::ReplicaState state_;
-  bool is_replica_ = false;
-  std::unique_ptr<base::FileLock> lock_;
-  std::optional<replica::Marker> marker_;
+  ranks::Leader* leader_;
 };
+
+std::string RankText(std::uint32_t rank, const std::string& host) {
+  return fmt::format("rank {} (host {})", rank, host);
+}
 
 class LiveWeights : public Weights {
  public:
-  LiveWeights(base::FileSystem& files, engine::Engine& engine, model::Model& model,
-              std::string launch_path)
+  LiveWeights(base::FileSystem& files, engine::Engine& engine, model::Model& model, Options options)
       : files_(files),
         engine_(engine),
         model_(model),
-        launch_path_(std::move(launch_path)),
-        model_path_(launch_path_) {}
+        options_(std::move(options)),
+        others_(options_.leader),
+        own_(files, model, options_.launch_path, cancel_),
+        model_path_(options_.launch_path) {}
 
   ~LiveWeights() override { cancel_.Cancel(); }
 
@@ -99,17 +103,20 @@ class LiveWeights : public Weights {
     });
   }
 
-  void Pull(PullRequest request, std::function<void(Status)> done) override {
+  void Pull(PullRequest request, std::function<void(std::vector<HostPull>)> done) override {
     pulls_.Post([this, request = std::move(request), done = std::move(done)] {
-      const auto report =
-          replica::Pull(files_, request.source, request.replica,
-                        {.version = request.version, .seed = launch_path_, .cancel = &cancel_});
-      done(report ? Status() : std::unexpected(report.error()));
+      done(PullEverywhere(request));
     });
   }
 
   void Export(std::string name, std::function<void(Result<ExportedTensor>)> done) override;
   std::vector<std::string> names() const override;
+
+  void Digests(DigestRequest request, std::function<void(Result<DigestReport>)> done) override {
+    digests_.Post([this, request = std::move(request), done = std::move(done)] {
+      done(ComputeDigests(request));
+    });
+  }
 
   std::string model_path() const override {
     const std::scoped_lock lock(mutex_);
@@ -119,62 +126,65 @@ class LiveWeights : public Weights {
  private:
   // On the update thread.
   Result<UpdateReport> UpdateFromDisk(const DiskUpdate& update);
-  Result<layout::LoadReport> Stage(const std::string& path);
-  Status CompareConfiguration(const std::string& path) const;
+  Result<layout::LoadReport> StageEverywhere(const std::string& path);
   Status Apply(const DiskUpdate& update, UpdateReport& report);
+  // On the pull thread.
+  std::vector<HostPull> PullEverywhere(const PullRequest& request);
+  // On the digest thread.
+  Result<DigestReport> ComputeDigests(const DigestRequest& request);
+  Result<DigestReport> SumDigests();
 
   base::FileSystem& files_;
   engine::Engine& engine_;
   model::Model& model_;
-  const std::string launch_path_;
+  const Options options_;
+  const Others others_;
   base::CancelToken cancel_;
-  base::ThreadPool pool_;  // of the update thread, and of the engine's while it runs an update
+  RankWeights own_;
   mutable std::mutex mutex_;
   std::string model_path_;  // guarded by mutex_
+  std::string source_;      // guarded by mutex_: store of the last pull
   // Last, so that they end first.
   base::Worker updates_;
   base::Worker pulls_;
+  base::Worker digests_;
+  base::Worker exports_;
 };
 
 Result<UpdateReport> LiveWeights::UpdateFromDisk(const DiskUpdate& update) {
-  try {
-    SYNCLINE_TRY(cancel_.Check());
-    UpdateReport report;
-    const Clock::time_point begin = Clock::now();
-    SYNCLINE_ASSIGN(const layout::LoadReport loaded, Stage(update.path));
-    report.tensors = loaded.tensors;
-    report.bytes = loaded.bytes;
-    report.stage_seconds = SecondsSince(begin);
-    SYNCLINE_TRY(Apply(update, report));
-    return report;
-  } catch (const std::bad_alloc&) {
-    return Fail(Code::kLimitExceeded, fmt::format("{}: out of memory", update.path));
-  } catch (const std::exception& error) {
-    return Fail(Code::kInternal, fmt::format("{}: {}", update.path, error.what()));
+  SYNCLINE_TRY(cancel_.Check());
+  UpdateReport report;
+  const Clock::time_point begin = Clock::now();
+  SYNCLINE_ASSIGN(const layout::LoadReport loaded, StageEverywhere(update.path));
+  report.tensors = loaded.tensors;
+  report.skipped = loaded.skipped;
+  report.bytes = loaded.bytes;
+  report.stage_seconds = SecondsSince(begin);
+  SYNCLINE_TRY(Apply(update, report));
+  return report;
+}
+
+Result<layout::LoadReport> LiveWeights::StageEverywhere(const std::string& path) {
+  std::future<Answers> asked = others_.Ask(others_.peers(), kStage, EncodeText(path));
+  Result<Staged> own = own_.Stage(path);
+  const Answers answers = asked.get();  // all: so that nobody stages when the next update begins
+  const std::string self = RankText(0, options_.host);
+  if (!own && others_.any()) return base::Annotate(own.error(), self);
+  if (!own) return std::unexpected(own.error());
+  layout::LoadReport loaded = own->loaded;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    if (!answers[i]) return std::unexpected(answers[i].error());
+    SYNCLINE_ASSIGN(const Staged staged, DecodeStaged(*answers[i]));
+    if (staged.held != own->held) {
+      const auto text = [](const std::string& held) { return held.empty() ? "no replica" : held; };
+      const ranks::Peer& peer = others_.peers()[i];
+      return Fail(
+          Code::kOutOfOrder,
+          fmt::format("{}: the hosts do not hold the same: {} has {}, {} has {}", path, self,
+                      text(own->held), RankText(peer.rank, peer.host), text(staged.held)));
+    }
+    loaded.bytes += staged.loaded.bytes;
   }
-}
-
-Status LiveWeights::CompareConfiguration(const std::string& path) const {
-  SYNCLINE_ASSIGN(const bool exists, base::Exists(files_, base::JoinPath(path, "config.json")));
-  if (!exists) return {};  // weights only: the tensors' names and shapes say whether they fit
-  SYNCLINE_ASSIGN(model::ModelConfig config, model::ReadModelConfig(files_, path));
-  config.end_tokens = model_.config().end_tokens;
-  config.model_type = model_.config().model_type;
-  if (config == model_.config()) return {};
-  return Fail(
-      Code::kIncompatible,
-      fmt::format("{}/config.json describes another model than the one that is served", path));
-}
-
-Result<layout::LoadReport> LiveWeights::Stage(const std::string& path) {
-  SYNCLINE_ASSIGN(const ReplicaReading reading, ReplicaReading::Begin(files_, path, cancel_));
-  SYNCLINE_TRY(CompareConfiguration(path));
-  SYNCLINE_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files_, path));
-  SYNCLINE_ASSIGN(const auto staging, model_.parameters().Staging());
-  SYNCLINE_ASSIGN(
-      const layout::LoadReport loaded,
-      layout::LoadCheckpoint(files_, checkpoint, model_.plan(), staging, pool_, &cancel_));
-  SYNCLINE_TRY(reading.End());
   return loaded;
 }
 
@@ -184,7 +194,11 @@ Status LiveWeights::Apply(const DiskUpdate& update, UpdateReport& report) {
       {.flush = update.flush_cache, .label = update.weight_version},
       [&]() -> Status {
         const Clock::time_point begin = Clock::now();
-        model_.parameters().Exchange(pool_);
+        std::future<Answers> asked = others_.Command(kExchange, {});
+        own_.Exchange();
+        for (const Result<Payload>& answer : asked.get()) {
+          if (!answer) return std::unexpected(answer.error());
+        }
         const std::scoped_lock lock(mutex_);
         model_path_ = update.path;
         report.apply_seconds = SecondsSince(begin);
@@ -192,6 +206,64 @@ Status LiveWeights::Apply(const DiskUpdate& update, UpdateReport& report) {
       },
       [&](Status status) { applied.set_value(std::move(status)); });
   return applied.get_future().get();
+}
+
+std::vector<HostPull> LiveWeights::PullEverywhere(const PullRequest& request) {
+  std::vector<ranks::Peer> asked;  // the first rank of each other host
+  for (const ranks::Peer& peer : others_.peers()) {
+    const std::uint32_t last = asked.empty() ? 0 : asked.back().node_rank;
+    if (peer.node_rank != last) asked.push_back(peer);
+  }
+  std::future<Answers> others = others_.Ask(asked, kPull, Encode(request));
+  std::vector<HostPull> pulls = {{.host = options_.host, .node_rank = 0, .outcome = {}}};
+  pulls[0].outcome = own_.Pull(request);
+  const Answers answers = others.get();
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    HostPull& pull = pulls.emplace_back();
+    pull.host = asked[i].host;
+    pull.node_rank = asked[i].node_rank;
+    Result<PullOutcome> outcome =
+        answers[i] ? DecodePullOutcome(*answers[i]) : std::unexpected(answers[i].error());
+    if (outcome) {
+      pull.outcome = *std::move(outcome);
+    } else {
+      pull.outcome.status = std::unexpected(outcome.error());
+    }
+  }
+  const std::scoped_lock lock(mutex_);
+  source_ = request.source;
+  return pulls;
+}
+
+// Puts the parts of all ranks together. kInternal where they are not the whole tensor.
+Result<ExportedTensor> Assemble(const layout::TensorSpec& spec, const std::string& name,
+                                std::span<const OwnedPart> own, const Answers& answers) {
+  ExportedTensor exported = {name, spec.dtype, spec.shape, {}};
+  exported.bytes.resize(spec.bytes());
+  std::uint64_t covered = 0;
+  const auto add = [&](const OwnedPart& part) -> Status {
+    bool fits =
+        part.box.begin.size() == spec.shape.size() && part.box.end.size() == spec.shape.size();
+    for (std::size_t d = 0; fits && d < spec.shape.size(); ++d) {
+      fits = part.box.begin[d] < part.box.end[d] && part.box.end[d] <= spec.shape[d];
+    }
+    if (!fits || part.bytes.size() != layout::PieceBytes(spec.dtype, part.box)) {
+      return Fail(Code::kInternal, fmt::format("tensor {}: a rank exports {} with {} bytes", name,
+                                               BoxText(part.box), part.bytes.size()));
+    }
+    layout::PutBox(spec, part.box, part.bytes, exported.bytes);
+    covered += part.bytes.size();
+    return {};
+  };
+  for (const OwnedPart& part : own) SYNCLINE_TRY(add(part));
+  for (const Result<Payload>& answer : answers) {
+    if (!answer) return std::unexpected(answer.error());
+    SYNCLINE_ASSIGN(const std::vector<OwnedPart> parts, DecodeOwnedParts(*answer));
+    for (const OwnedPart& part : parts) SYNCLINE_TRY(add(part));
+  }
+  if (covered == spec.bytes()) return exported;
+  return Fail(Code::kInternal, fmt::format("tensor {}: all ranks together export {} of {} bytes",
+                                           name, covered, spec.bytes()));
 }
 
 void LiveWeights::Export(std::string name, std::function<void(Result<ExportedTensor>)> done) {
@@ -202,13 +274,12 @@ void LiveWeights::Export(std::string name, std::function<void(Result<ExportedTen
     return done(Fail(Code::kNotFound, fmt::format("the model has no tensor \"{}\"", name)));
   }
   const bool queued = engine_.BetweenSteps([this, tensor, name = std::move(name), done] {
-    const layout::TensorSpec& spec = model_.plan().tensors()[tensor];
-    ExportedTensor exported = {name, spec.dtype, spec.shape, {}};
-    exported.bytes.resize(spec.bytes());
-    const auto live = model_.parameters().live();
-    const std::vector<base::ByteSpan> views(live.begin(), live.end());
-    model_.plan().Gather(tensor, views, exported.bytes);
-    done(std::move(exported));
+    auto others =
+        std::make_shared<std::future<Answers>>(others_.Command(kExport, EncodeNumber(tensor)));
+    auto own = std::make_shared<std::vector<OwnedPart>>(own_.ExportOwned(tensor));
+    exports_.Post([this, tensor, name, done, others, own] {
+      done(Assemble(model_.plan().tensors()[tensor], name, *own, others->get()));
+    });
   });
   if (!queued) done(Fail(Code::kUnavailable, "the engine is shutting down"));
 }
@@ -219,11 +290,73 @@ std::vector<std::string> LiveWeights::names() const {
   return names;
 }
 
+Result<DigestReport> LiveWeights::SumDigests() {
+  struct Begun {
+    std::shared_ptr<base::CancelToken> own;
+    std::future<Answers> others;
+    std::string weight_version;
+  };
+  auto promise = std::make_shared<std::promise<Begun>>();
+  std::future<Begun> begin = promise->get_future();
+  const bool queued = engine_.BetweenSteps([this, promise] {
+    promise->set_value({.own = own_.BeginDigests(),
+                        .others = others_.Command(kDigests, {}),
+                        .weight_version = engine_.stats().weight_version});
+  });
+  if (!queued) return Fail(Code::kUnavailable, "the engine is shutting down");
+  Begun begun = begin.get();
+  DigestReport report;
+  report.weight_version = begun.weight_version;
+  report.model_path = model_path();
+  Result<RankDigests> own = own_.Digests(*begun.own);
+  const Answers answers = begun.others.get();
+  if (!own) return std::unexpected(own.error());
+  for (const layout::TensorSpec& tensor : model_.plan().tensors()) {
+    report.tensors.push_back({tensor.name, own->tensors[report.tensors.size()]});
+  }
+  report.derived.push_back(own->derived);
+  for (const Result<Payload>& answer : answers) {
+    if (!answer) return std::unexpected(answer.error());
+    SYNCLINE_ASSIGN(const RankDigests other, DecodeRankDigests(*answer));
+    if (other.tensors.size() != report.tensors.size()) {
+      return Fail(Code::kInternal, fmt::format("a rank knows {} tensors, this one {}",
+                                               other.tensors.size(), report.tensors.size()));
+    }
+    for (std::size_t i = 0; i < other.tensors.size(); ++i) {
+      report.tensors[i].digest += other.tensors[i];
+    }
+    report.derived.push_back(other.derived);
+  }
+  return report;
+}
+
+Result<DigestReport> LiveWeights::ComputeDigests(const DigestRequest& request) {
+  constexpr int kAttempts = 5;
+  Result<DigestReport> report = SumDigests();
+  for (int i = 1; i < kAttempts && !report && report.error().code == Code::kOutOfOrder; ++i) {
+    report = SumDigests();
+  }
+  if (!report || !request.version) return report;
+  std::string source = request.source;
+  if (source.empty()) {
+    const std::scoped_lock lock(mutex_);
+    source = source_;
+  }
+  if (source.empty()) {
+    return Fail(Code::kInvalidArgument,
+                "no store to compare with: nothing was pulled yet; name one as \"source\"");
+  }
+  SYNCLINE_ASSIGN(report->comparison,
+                  CompareDigests(files_, model_.plan(), report->tensors, source, *request.version,
+                                 options_.launch_path, cancel_));
+  return report;
+}
+
 }  // namespace
 
 std::unique_ptr<Weights> Weights::Create(base::FileSystem& files, engine::Engine& engine,
-                                         model::Model& model, std::string launch_path) {
-  return std::make_unique<LiveWeights>(files, engine, model, std::move(launch_path));
+                                         model::Model& model, Options options) {
+  return std::make_unique<LiveWeights>(files, engine, model, std::move(options));
 }
 
 }  // namespace syncline::update

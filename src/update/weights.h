@@ -1,4 +1,4 @@
-// Changes the weights of a running engine, all or nothing, and reads them back.
+// Changes the weights of a running engine, all or nothing on all of its ranks, and reads them back.
 #pragma once
 
 #include <cstdint>
@@ -11,31 +11,38 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "engine/engine.h"
+#include "tensor/digest.h"
 #include "tensor/dtype.h"
+#include "update/rank_weights.h"
 
 namespace syncline::model {
 class Model;
+}
+namespace syncline::ranks {
+class Leader;
 }
 
 namespace syncline::update {
 
 struct DiskUpdate {
-  std::string path;  // checkpoint directory
+  std::string path;  // checkpoint directory, the same on all hosts
   std::optional<std::string> weight_version;
   bool flush_cache = true;
 };
 
 struct UpdateReport {
   std::uint64_t tensors = 0;
-  std::uint64_t bytes = 0;
-  double stage_seconds = 0;  // reading and checking, while the engine may go on
-  double apply_seconds = 0;  // in which no forward can run
+  std::uint64_t skipped = 0;  // that a rule leaves out
+  std::uint64_t bytes = 0;    // that all ranks hold together
+  double stage_seconds = 0;   // reading and checking, while the engine may go on
+  double apply_seconds = 0;   // in which no forward can run
 };
 
-struct PullRequest {
-  std::string source;   // store
-  std::string replica;  // local checkpoint directory
-  std::uint64_t version = 0;
+// What a pull came to on one host.
+struct HostPull {
+  std::string host;
+  std::uint32_t node_rank = 0;
+  PullOutcome outcome;
 };
 
 struct ExportedTensor {
@@ -45,32 +52,70 @@ struct ExportedTensor {
   std::vector<std::byte> bytes;
 };
 
-// Thread-safe. Slow work runs on threads of its own; one update and one pull at a time, further
-// ones wait in order. Callbacks come on those threads.
+// A version of a store to compare with.
+struct DigestRequest {
+  std::optional<std::uint64_t> version;  // nothing: compare with nothing
+  std::string source;                    // store; empty: that of the last pull
+};
+
+struct DigestComparison {
+  std::string source;
+  std::uint64_t version = 0;
+  std::string identity;                // of the version; empty: it has no manifest
+  std::uint64_t equal = 0;             // tensors
+  std::vector<std::string> different;  // names, also of tensors that only one of both has
+  std::vector<std::string> unknown;    // names of which the store knows no digest
+};
+
+struct DigestReport {
+  std::string weight_version;  // of the weights that the digests are of
+  std::string model_path;
+  struct Tensor {
+    std::string name;
+    tensor::Digest digest;
+  };
+  std::vector<Tensor> tensors;       // of the whole checkpoint tensors, in the plan's order
+  std::vector<std::string> derived;  // by rank, see RankDigests
+  std::optional<DigestComparison> comparison;
+};
+
+// Thread-safe. Slow work runs on threads of its own; one update, one pull and one digest at a time,
+// further ones wait in order. Callbacks come on those threads.
 class Weights {
  public:
-  // All three must outlive it. `launch_path`: the checkpoint that the model was loaded from;
-  // version 0 of a pull.
+  struct Options {
+    std::string launch_path;  // the checkpoint that the model was loaded from; version 0 of a pull
+    ranks::Leader* leader = nullptr;  // of the other ranks; null: there are none
+    std::string host = "localhost";   // what this host is called in replies
+  };
+  // All must outlive it.
   static std::unique_ptr<Weights> Create(base::FileSystem& files, engine::Engine& engine,
-                                         model::Model& model, std::string launch_path);
+                                         model::Model& model, Options options);
   // Running pulls and reading are cancelled; an update that waits for the engine is waited for, so
   // stop that first.
   virtual ~Weights() = default;
 
   using Updated = std::function<void(base::Result<UpdateReport>)>;
-  // 1. Reads and checks the whole checkpoint (config.json's architecture, every name, shape, dtype;
-  //    nothing missing, nothing unknown) into a second arena,
-  // 2. then, with no forward running (Engine::Exclusive), exchanges it with the live bytes. A
-  //    failure before that leaves everything as it was;
-  // nothing after it can fail. If the path is a replica, its lock is held shared while it is read,
-  // and it must be whole and stay at its version.
+  // 1. On every rank: reads and checks the whole checkpoint into a second arena (RankWeights::Stage);
+  //    all ranks must have read the same version of their hosts' replicas;
+  // 2. then, with no forward running (Engine::Exclusive), exchanges it with the live bytes, on every
+  //    rank. A failure before that leaves everything as it was; nothing after it can fail but the
+  //    whole group of ranks.
   virtual void FromDisk(DiskUpdate update, Updated done) = 0;
 
-  virtual void Pull(PullRequest request, std::function<void(base::Status)> done) = 0;
+  // On every host, by one rank of each. One entry for each host, in order of their node ranks: a
+  // host that failed does not hold up the others.
+  virtual void Pull(PullRequest request, std::function<void(std::vector<HostPull>)> done) = 0;
 
-  // The live bytes of a checkpoint tensor. kNotFound for a name that the model has none of.
+  // The live bytes of a checkpoint tensor, put together from all ranks. kNotFound for a name that
+  // the model has none of.
   virtual void Export(std::string name, std::function<void(base::Result<ExportedTensor>)> done) = 0;
   virtual std::vector<std::string> names() const = 0;  // of all checkpoint tensors
+
+  // Digests of all live checkpoint tensors, summed over the ranks that own parts of them, while
+  // generation goes on. kOutOfOrder if the weights change again and again meanwhile.
+  virtual void Digests(DigestRequest request,
+                       std::function<void(base::Result<DigestReport>)> done) = 0;
 
   virtual std::string model_path() const = 0;  // of the last good load
 };

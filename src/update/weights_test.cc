@@ -36,7 +36,7 @@ class WeightsTest : public engine::EngineTest {
     WriteCheckpoint("first", {{"a.weight", Bytes(1)}, {"b.weight", Bytes(2)}});
     WriteCheckpoint("second", {{"a.weight", Bytes(3)}, {"b.weight", Bytes(4)}});
     Start();
-    weights_ = Weights::Create(faulty_, *engine_, model_, Path("first"));
+    weights_ = Weights::Create(faulty_, *engine_, model_, {.launch_path = Path("first")});
     ASSERT_OK(Update(Path("first"), "one"));
   }
   void TearDown() override {

@@ -1,0 +1,68 @@
+// Signals: whoever ends the engine as a whole tells every rank to end, and rank 0 then finishes its
+// requests first. So the first SIGTERM or SIGINT only limits how long this rank goes on; the second
+// one ends it.
+#include "serve/follow_rank.h"
+
+#include <fmt/core.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/log.h"
+#include "engine/ranked_model.h"
+#include "model/model.h"
+#include "serve/serve_model.h"
+#include "update/following_weights.h"
+
+namespace syncline::serve {
+namespace {
+
+std::atomic<unsigned> grace_seconds = 10;
+
+void OnSignal(int number) {
+  alarm(grace_seconds);
+  signal(number, SIG_DFL);
+}
+
+int Report(std::uint32_t rank, const base::Error& error) {
+  fmt::print(stderr, "syncline-engine rank {}: {}\n", rank, error.message);
+  return Info(error.code).exit_code;
+}
+
+}  // namespace
+
+int FollowRank(const Options& options, const RankSetting& setting) {
+  const std::uint32_t own = setting.placement.group.rank;
+  grace_seconds = static_cast<unsigned>(options.shutdown_timeout) + 5;
+  signal(SIGTERM, OnSignal);
+  signal(SIGINT, OnSignal);
+  signal(SIGPIPE, SIG_IGN);
+  // A thread may hang in a collective: nothing is waited for. What this process holds ends with it.
+  auto rank = Follow(setting, [own](const base::Error& error) { std::_Exit(Report(own, error)); });
+  if (!rank) return Report(own, rank.error());
+  ranks::Follower& follower = *(*rank)->follower;
+  const auto give_up = [&](const base::Error& error) {
+    const int status = Report(own, error);
+    follower.GiveUp(error);
+    std::_Exit(status);
+  };
+  auto model = model::LoadModel(
+      base::FileSystem::Posix(), options.model,
+      {.threads = ThreadsOf(options, setting.placement),
+       .shard = {.rank = own, .size = setting.placement.group.size, .expert_groups = options.ep},
+       .collectives = (*rank)->collectives.get()});
+  if (!model) give_up(model.error());
+  auto weights =
+      update::FollowingWeights::Create(base::FileSystem::Posix(), **model, follower, options.model);
+  const base::Status done = engine::FollowCommands(
+      follower, **model, [&](ranks::Message message) { weights->OnCommand(std::move(message)); });
+  if (!done) std::_Exit(Report(own, done.error()));
+  weights.reset();
+  (*rank)->collectives.reset();
+  return 0;
+}
+
+}  // namespace syncline::serve

@@ -1,0 +1,207 @@
+// How a group comes to be:
+//
+//   1. Rank 0 listens. Only now its port is known, so only now it starts the other ranks of its node
+//      (and says the port in torchrun's store, where torchrun has started them).
+//   2. All others connect (ranks/leader.h); the first rank of another node has started its own node's.
+//   3. Rank 0 opens the meeting place of Gloo and sends its port as the first command.
+//   4. All join Gloo: a rank that has joined is connected with all others.
+// A process that was started by another one ends with it (ranks/launch.h); a child that ends before
+// the group stands ends the wait for it.
+#include "serve/rank_group.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <array>
+#include <mutex>
+#include <optional>
+
+#include "base/cancel.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/wire.h"
+#include "engine/rank_messages.h"
+#include "model/torch_store.h"
+#include "tensor/hash.h"
+
+extern char** environ;  // NOLINT(readability-redundant-declaration)
+
+namespace syncline::serve {
+namespace {
+
+using base::Code;
+using base::Fail;
+using base::Result;
+using base::Status;
+using std::chrono::milliseconds;
+
+// A command of this room's own: u16 port of the meeting place.
+constexpr std::uint32_t kMeet = engine::kFirstOther + 900;
+
+std::vector<std::string> ChildEnvironment(const std::string& token) {
+  std::vector<std::string> variables;
+  const std::string prefix = std::string(kTokenVariable) + "=";
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    if (!std::string_view(*variable).starts_with(prefix)) variables.emplace_back(*variable);
+  }
+  variables.push_back(prefix + token);
+  return variables;
+}
+
+// Ends the wait for a group of which a child has ended, and keeps why.
+class ChildWatch {
+ public:
+  const base::CancelToken* cancel() const { return &cancel_; }
+
+  void OnExit(const ranks::RankExit& exit) {
+    base::Log(exit.ok ? base::LogLevel::kDebug : base::LogLevel::kError, exit.text);
+    const std::scoped_lock lock(mutex_);
+    if (!first_) first_ = exit.text;
+    cancel_.Cancel();
+  }
+
+  // The error of a wait that may have been ended by this.
+  base::Error Explain(base::Error error) const {
+    const std::scoped_lock lock(mutex_);
+    if (error.code == Code::kCancelled && first_) {
+      return {Code::kUnavailable, *first_ + " before the ranks were together"};
+    }
+    return error;
+  }
+
+ private:
+  base::CancelToken cancel_;
+  mutable std::mutex mutex_;
+  std::optional<std::string> first_;  // guarded by mutex_
+};
+
+Result<std::unique_ptr<ranks::Launcher>> StartRanks(const RankSetting& setting,
+                                                    const ranks::Address& rendezvous,
+                                                    const std::shared_ptr<ChildWatch>& watch) {
+  const Placement& placement = setting.placement;
+  std::array<char, 4096> path = {};
+  const ssize_t size = readlink("/proc/self/exe", path.data(), path.size());
+  if (size <= 0) return base::FailErrno(errno, "/proc/self/exe");
+  const std::string program(path.data(), static_cast<std::size_t>(size));
+  std::vector<ranks::RankProgram> programs;
+  for (std::uint32_t i = 1; i < placement.ranks_here; ++i) {
+    ranks::RankProgram& child = programs.emplace_back();
+    child.rank = placement.group.rank + i;
+    child.path = program;
+    child.arguments = setting.arguments;
+    for (std::string& own : std::vector<std::string>{"--rank", std::to_string(child.rank),
+                                                     "--rendezvous", ToText(rendezvous)}) {
+      child.arguments.push_back(std::move(own));
+    }
+    child.environment = ChildEnvironment(placement.token);
+  }
+  return ranks::Launcher::Start(std::move(programs),
+                                [watch](const ranks::RankExit& exit) { watch->OnExit(exit); });
+}
+
+model::TorchStore StoreOf(const TorchRendezvous& torch, milliseconds timeout) {
+  return {.host = torch.store.host, .port = torch.store.port, .timeout = timeout};
+}
+
+}  // namespace
+
+RankSetting MakeSetting(const Options& options, Placement placement,
+                        std::vector<std::string> arguments) {
+  RankSetting setting = {.placement = std::move(placement), .arguments = std::move(arguments)};
+  const std::string path = base::JoinPath(options.model, "config.json");
+  const auto config = base::ReadText(base::FileSystem::Posix(), path, std::uint64_t{16} << 20);
+  // A file that cannot be read is said when the model is loaded.
+  const std::string hash =
+      config ? tensor::HashHex(tensor::HashKind::kXxh3, base::AsBytes(*config)) : "";
+  setting.fingerprint = fmt::format("syncline {}, --tp {} --ep {}, config.json {}",
+                                    SYNCLINE_VERSION, options.tp, options.ep, hash);
+  setting.timeout = milliseconds(static_cast<std::int64_t>(options.rendezvous_timeout * 1000));
+  return setting;
+}
+
+void LeadingRanks::End() {
+  collectives.reset();
+  leader->Shutdown();
+  if (launcher) launcher->Stop(std::chrono::seconds(5));
+}
+
+Result<std::unique_ptr<LeadingRanks>> Lead(RankSetting setting,
+                                           std::function<void(base::Error)> on_failure) {
+  const Placement& placement = setting.placement;
+  auto ranks = std::make_unique<LeadingRanks>();
+  const auto watch = std::make_shared<ChildWatch>();
+  ranks::Address address = placement.rendezvous;
+  SYNCLINE_ASSIGN(ranks->leader, ranks::Leader::Listen({.listen = address,
+                                                        .size = placement.group.size,
+                                                        .nodes = placement.group.nodes,
+                                                        .token = placement.token,
+                                                        .fingerprint = setting.fingerprint,
+                                                        .join_timeout = setting.timeout,
+                                                        .on_failure = std::move(on_failure),
+                                                        .cancel = watch->cancel()}));
+  address.port = ranks->leader->port();
+  ranks->host = address.host;
+  if (placement.torch) {
+    SYNCLINE_TRY(model::PublishText(StoreOf(*placement.torch, setting.timeout),
+                                    placement.torch->key, ToText(address)));
+  }
+  if (placement.starts_ranks) {
+    SYNCLINE_ASSIGN(ranks->launcher, StartRanks(setting, address, watch));
+  }
+  if (const Status joined = ranks->leader->Join(); !joined) {
+    return std::unexpected(watch->Explain(joined.error()));
+  }
+  SYNCLINE_ASSIGN(ranks->meeting, model::GlooMeeting::Open());
+  base::WireWriter message;
+  message.Put(ranks->meeting->port());
+  ranks->leader->Command(kMeet, std::move(message).Take());
+  SYNCLINE_ASSIGN(ranks->collectives, model::JoinGloo({.rank = 0,
+                                                       .size = placement.group.size,
+                                                       .meeting_host = address.host,
+                                                       .meeting_port = ranks->meeting->port(),
+                                                       .own_host = address.host}));
+  return ranks;
+}
+
+Result<std::unique_ptr<FollowingRank>> Follow(RankSetting setting,
+                                              std::function<void(base::Error)> on_failure) {
+  const Placement& placement = setting.placement;
+  auto rank = std::make_unique<FollowingRank>();
+  const auto watch = std::make_shared<ChildWatch>();
+  ranks::Address leader = placement.rendezvous;
+  if (placement.torch) {
+    SYNCLINE_ASSIGN(
+        const std::string text,
+        model::AwaitText(StoreOf(*placement.torch, setting.timeout), placement.torch->key));
+    SYNCLINE_ASSIGN(leader, ranks::ParseAddress(text));
+  }
+  if (placement.starts_ranks) {
+    SYNCLINE_ASSIGN(rank->launcher, StartRanks(setting, leader, watch));
+  }
+  auto joined = ranks::Follower::Join({.leader = leader,
+                                       .group = placement.group,
+                                       .token = placement.token,
+                                       .fingerprint = setting.fingerprint,
+                                       .join_timeout = setting.timeout,
+                                       .on_failure = std::move(on_failure),
+                                       .cancel = watch->cancel()});
+  if (!joined) return std::unexpected(watch->Explain(joined.error()));
+  rank->follower = *std::move(joined);
+  SYNCLINE_ASSIGN(const std::optional<ranks::Message> message, rank->follower->Next());
+  if (!message) return Fail(Code::kUnavailable, "rank 0 has ended the group");
+  base::WireReader reader(message->payload);
+  const auto port = reader.Take<std::uint16_t>();
+  if (message->kind != kMeet || !reader.status()) {
+    return Fail(Code::kInternal, "rank 0 did not say where Gloo meets");
+  }
+  const auto deadline = std::chrono::steady_clock::now() + setting.timeout;
+  SYNCLINE_ASSIGN(const std::string own_host, ranks::OwnHostTowards(leader, deadline));
+  SYNCLINE_ASSIGN(rank->collectives, model::JoinGloo({.rank = placement.group.rank,
+                                                      .size = placement.group.size,
+                                                      .meeting_host = leader.host,
+                                                      .meeting_port = port,
+                                                      .own_host = own_host}));
+  return rank;
+}
+
+}  // namespace syncline::serve

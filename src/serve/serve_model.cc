@@ -1,0 +1,250 @@
+// 1. The HTTP server listens; routes that need the model answer 503.
+// 2. Another thread forms the group of ranks, loads the model, and then one line on standard output
+//    says where it is served.
+// 3. A signal: requests that come are refused, those that run may finish for a while, what is left
+//    is aborted with 503, and the parts end in the reverse order of their start.
+// 4. A rank that is gone: all requests fail with 503 and the reason, as do those that come; after a
+//    while, in which /health says 503 too, the process ends with the status of kUnavailable.
+#include "serve/serve_model.h"
+
+#include <fmt/format.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <thread>
+
+#include "base/log.h"
+#include "base/thread_pool.h"
+#include "engine/engine.h"
+#include "engine/ranked_model.h"
+#include "http/server.h"
+#include "model/model.h"
+#include "serve/router.h"
+#include "serve/stop_signal.h"
+#include "serve/tokenizer_command.h"
+#include "text/tokenizer_process.h"
+#include "text/vocabulary.h"
+#include "update/weights.h"
+
+namespace syncline::serve {
+namespace {
+
+using base::Result;
+using base::Status;
+using std::chrono::milliseconds;
+
+// For clients and whoever watches /health to learn of a failure before the process is gone.
+constexpr milliseconds kLinger{5000};
+
+// Everything behind the server, in the order of its start.
+struct Loaded {
+  std::unique_ptr<LeadingRanks> ranks;  // null: there is only this one
+  std::unique_ptr<model::Model> model;
+  text::Vocabulary vocabulary;
+  std::unique_ptr<text::TokenizerProcess> tokenizer;
+  std::unique_ptr<engine::Engine> engine;
+  std::unique_ptr<update::Weights> weights;
+};
+
+std::string Environment(const char* name) {
+  const char* value = getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string ProgramDirectory() {
+  std::array<char, 4096> path = {};
+  const ssize_t size = readlink("/proc/self/exe", path.data(), path.size());
+  const std::string program(path.data(), size < 0 ? 0 : static_cast<std::size_t>(size));
+  return program.substr(0, program.rfind('/'));
+}
+
+engine::EngineOptions ToEngineOptions(const Options& options, const model::Model& model,
+                                      const Placement& placement) {
+  std::uint64_t bytes = options.kv_cache_bytes;
+  if (options.max_total_tokens > 0) bytes = options.max_total_tokens * model.KvBytesPerToken();
+  return {.kv_cache_bytes = bytes,
+          .ranks_here = placement.ranks_here,
+          .max_running = options.max_running_requests,
+          .prefill_tokens = options.chunked_prefill_size,
+          .max_context = options.context_length,
+          .seed = options.random_seed};
+}
+
+Status StartTokenizer(const Options& options, Loaded& loaded) {
+  if (options.skip_tokenizer) return {};
+  auto vocabulary = text::Vocabulary::Load(base::FileSystem::Posix(), options.tokenizer);
+  if (!vocabulary) {
+    return base::Annotate(vocabulary.error(), "no tokenizer (--skip-tokenizer-init goes without)");
+  }
+  loaded.vocabulary = *std::move(vocabulary);
+  loaded.tokenizer = text::TokenizerProcess::Start(
+      {.command =
+           TokenizerCommand(base::FileSystem::Posix(), {.command = options.tokenizer_command,
+                                                        .python = Environment("SYNCLINE_PYTHON"),
+                                                        .program_directory = ProgramDirectory()}),
+       .directory = options.tokenizer});
+  return {};
+}
+
+Status FormRanks(const RankSetting& setting, Loaded& loaded, Front& front) {
+  if (setting.placement.group.size == 1) return {};
+  SYNCLINE_ASSIGN(loaded.ranks, Lead(setting, [&front](const base::Error& error) {
+                    front.Fail(error);
+                    StopSignal::Raise();
+                  }));
+  return {};
+}
+
+Status LoadModel(const Options& options, const RankSetting& setting, Loaded& loaded) {
+  model::ModelOptions wanted = {
+      .threads = ThreadsOf(options, setting.placement),
+      .shard = {.rank = 0, .size = setting.placement.group.size, .expert_groups = options.ep}};
+  if (loaded.ranks) wanted.collectives = loaded.ranks->collectives.get();
+  auto model = model::LoadModel(base::FileSystem::Posix(), options.model, wanted);
+  if (!model) {
+    if (loaded.ranks) loaded.ranks->leader->GiveUp(model.error());
+    return std::unexpected(model.error());
+  }
+  loaded.model = *std::move(model);
+  if (loaded.ranks) {
+    loaded.model = engine::MakeRankedModel(std::move(loaded.model), *loaded.ranks->leader);
+  }
+  return {};
+}
+
+Status Load(const Options& options, const RankSetting& setting, Loaded& loaded, Front& front) {
+  SYNCLINE_TRY(StartTokenizer(options, loaded));  // first: the helper starts meanwhile
+  SYNCLINE_TRY(FormRanks(setting, loaded, front));
+  SYNCLINE_TRY(LoadModel(options, setting, loaded));
+  const model::ModelConfig& config = loaded.model->config();
+  SYNCLINE_ASSIGN(loaded.engine,
+                  engine::Engine::Start(ToEngineOptions(options, *loaded.model, setting.placement),
+                                        *loaded.model, loaded.vocabulary, config.end_tokens,
+                                        options.weight_version));
+  update::Weights::Options weights = {.launch_path = options.model};
+  if (loaded.ranks) {
+    weights.leader = loaded.ranks->leader.get();
+    weights.host = loaded.ranks->host;
+  }
+  loaded.weights = update::Weights::Create(base::FileSystem::Posix(), *loaded.engine, *loaded.model,
+                                           std::move(weights));
+  front.SetReady({.engine = loaded.engine.get(),
+                  .weights = loaded.weights.get(),
+                  .tokenizer = loaded.tokenizer.get(),
+                  .vocabulary = &loaded.vocabulary},
+                 {.served_name = options.served_model_name,
+                  .tokenizer_path = options.tokenizer,
+                  .model_type = config.model_type,
+                  .architectures = config.architectures,
+                  .arguments = OptionsJson(options),
+                  .software_version = SYNCLINE_VERSION});
+  return {};
+}
+
+void SayReady(const Options& options, std::uint16_t port) {
+  const bool v6 = options.host.find(':') != std::string::npos && options.host.front() != '[';
+  const std::string url = v6 ? fmt::format("http://[{}]:{}", options.host, port)
+                             : fmt::format("http://{}:{}", options.host, port);
+  fmt::print("{}\n", ToText(base::Json(base::Json::Object{{"ready", true}, {"url", url}})));
+  std::fflush(stdout);
+  base::Log(base::LogLevel::kInfo, fmt::format("{} is served at {}", options.model, url));
+}
+
+// Until no request is open, at most `limit`.
+bool WaitForQuiet(const Front& front, milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (front.open_requests() > 0) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  return true;
+}
+
+void FinishRequests(const Options& options, Front& front) {
+  const milliseconds limit(static_cast<std::int64_t>(options.shutdown_timeout * 1000));
+  WaitForQuiet(front, limit);
+  front.engine().Stop();  // what is left gets its 503
+  WaitForQuiet(front, milliseconds(1000));
+}
+
+int Report(const base::Error& error) {
+  fmt::print(stderr, "syncline-engine: {}\n", error.message);
+  return Info(error.code).exit_code;
+}
+
+// The engine is gone. Ends the process, without what would wait for threads that hang.
+[[noreturn]] void EndFailed(const base::Error& failure, bool loading, Front& front,
+                            http::Server& server, Loaded& loaded) {
+  const int status = Report(failure);
+  if (!loading && front.has_backend()) {
+    front.engine().Stop(failure.message);
+    std::this_thread::sleep_for(kLinger);
+  }
+  server.Stop(milliseconds(100));
+  if (!loading && loaded.ranks && loaded.ranks->launcher) {
+    loaded.ranks->launcher->Stop(milliseconds(500));
+  }
+  std::fflush(stdout);
+  std::_Exit(status);  // children that are left are killed with this process
+}
+
+}  // namespace
+
+std::uint32_t ThreadsOf(const Options& options, const Placement& placement) {
+  if (options.threads > 0 || placement.ranks_here == 1) return options.threads;
+  const auto share = static_cast<std::uint32_t>(base::AvailableProcessors()) / placement.ranks_here;
+  return std::max(1U, share);
+}
+
+int ServeModel(const Options& options, const RankSetting& setting) {
+  if (const Status installed = StopSignal::Install(); !installed) {
+    return Report(installed.error());
+  }
+  auto front = std::make_unique<Front>(base::MetricsRegistry::Global());
+  Router router(*front, options.keys);
+  AddAllRoutes(router, *front);
+  auto server = http::Server::Start({.address = options.host, .port = options.port},
+                                    [&router](const RequestPtr& request, ExchangePtr exchange) {
+                                      router.Handle(request, std::move(exchange));
+                                    });
+  if (!server) return Report(server.error());
+  auto loaded = std::make_unique<Loaded>();
+  Status outcome;
+  std::atomic<bool> loading = true;
+  std::thread loader([&] {
+    outcome = Load(options, setting, *loaded, *front);
+    loading = false;
+    if (!outcome) return StopSignal::Raise();
+    SayReady(options, (*server)->port());
+  });
+  StopSignal::Wait(options.exit_with_parent);
+  if (const auto failure = front->failure()) {
+    EndFailed(*failure, loading, *front, **server, *loaded);
+  }
+  if (loading) {  // it cannot be interrupted, and there is nothing to finish
+    (*server)->Stop(milliseconds(100));
+    std::_Exit(0);
+  }
+  loader.join();
+  front->BeginStopping();
+  if (outcome) FinishRequests(options, *front);
+  (*server)->Stop(milliseconds(1000));
+  loaded->tokenizer.reset();  // its last answers go to the front's worker
+  front->Drain();             // so that nothing calls the engine from here on
+  loaded->weights.reset();
+  loaded->engine.reset();
+  if (const auto failure = front->failure()) EndFailed(*failure, true, *front, **server, *loaded);
+  loaded->model.reset();
+  if (loaded->ranks) loaded->ranks->End();
+  loaded.reset();
+  front.reset();
+  return outcome ? 0 : Report(outcome.error());
+}
+
+}  // namespace syncline::serve
