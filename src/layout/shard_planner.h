@@ -69,7 +69,7 @@ class ShardPlanner {
   // Computed from other parameters, in the local shape.
   std::size_t Derived(const std::string& parameter, tensor::Dtype dtype, const Shape& shape);
 
-  void Skip(std::string name_or_star_suffix) { builder_.Skip(std::move(name_or_star_suffix)); }
+  void Skip(std::string name_or_pattern) { builder_.Skip(std::move(name_or_pattern)); }
   void Alias(std::string name, std::string tensor) {
     builder_.Alias(std::move(name), std::move(tensor));
   }
