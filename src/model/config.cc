@@ -49,19 +49,22 @@ base::Status RequirePositive(std::string_view name, std::uint32_t value) {
       fmt::format("{}: expected a positive number below 2^28, found {}", name, value));
 }
 
+// Before anything of the size of the layers is made.
+base::Status CheckLayers(const ModelConfig& config) {
+  SYNCLINE_TRY(RequirePositive("num_hidden_layers", config.layers));
+  if (config.layers <= 10000) return {};
+  return base::Fail(Code::kCorrupt,
+                    fmt::format("num_hidden_layers: {} is beyond any model", config.layers));
+}
+
 base::Status CheckSizes(const ModelConfig& config) {
   SYNCLINE_TRY(RequirePositive("vocab_size", config.vocabulary));
   SYNCLINE_TRY(RequirePositive("hidden_size", config.hidden));
   SYNCLINE_TRY(RequirePositive("intermediate_size", config.intermediate));
-  SYNCLINE_TRY(RequirePositive("num_hidden_layers", config.layers));
   SYNCLINE_TRY(RequirePositive("num_attention_heads", config.heads));
   SYNCLINE_TRY(RequirePositive("num_key_value_heads", config.kv_heads));
   SYNCLINE_TRY(RequirePositive("head_dim", config.head_size));
   SYNCLINE_TRY(RequirePositive("max_position_embeddings", config.max_positions));
-  if (config.layers > 10000) {
-    return base::Fail(Code::kCorrupt,
-                      fmt::format("num_hidden_layers: {} is beyond any model", config.layers));
-  }
   if (config.heads % config.kv_heads != 0) {
     return base::Fail(Code::kCorrupt, fmt::format("num_attention_heads ({}) is no multiple of "
                                                   "num_key_value_heads ({})",
@@ -102,6 +105,7 @@ base::Result<ModelConfig> ParseModelConfig(const Json& json) {
   SYNCLINE_TRY(ReadField(json, "hidden_size", config.hidden));
   SYNCLINE_TRY(ReadField(json, "intermediate_size", config.intermediate));
   SYNCLINE_TRY(ReadField(json, "num_hidden_layers", config.layers));
+  SYNCLINE_TRY(CheckLayers(config));
   SYNCLINE_TRY(ReadField(json, "num_attention_heads", config.heads));
   config.kv_heads = config.heads;
   SYNCLINE_TRY(ReadField(json, "num_key_value_heads", config.kv_heads));

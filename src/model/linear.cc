@@ -1,5 +1,6 @@
 #include "model/linear.h"
 
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linear.h>
@@ -62,6 +63,37 @@ void LinearToFloat(const at::Tensor& x, const at::Tensor& weight, std::span<floa
   if (HasKernel(x, weight)) return RunKernel(x, weight, {}, out.data());
   const at::Tensor computed = at::linear(x, weight);
   at::from_blob(out.data(), computed.sizes(), at::kFloat).copy_(computed);
+}
+
+at::Tensor BatchedLinear(const at::Tensor& x, const at::Tensor& weight) {
+  const std::int64_t count = x.size(0);
+  if (!HasKernel(x.select(0, 0), weight.select(0, 0))) {
+    return at::bmm(x, weight.transpose(1, 2));
+  }
+  at::Tensor out = at::empty({count, x.size(1), weight.size(1)}, x.options());
+  const LinearProblem sizes{.rows = static_cast<std::size_t>(x.size(1)),
+                            .inputs = static_cast<std::size_t>(x.size(2)),
+                            .outputs = static_cast<std::size_t>(weight.size(1))};
+  auto* const results = static_cast<Bf16*>(out.mutable_data_ptr());
+  const std::int64_t weights = weight.size(1) * weight.size(2);
+  ParallelFor(count, weights * std::max<std::int64_t>(8, x.size(1)) / 64,
+              [&](std::int64_t first, std::int64_t last) {
+                for (std::int64_t i = first; i < last; ++i) {
+                  LinearProblem problem = sizes;
+                  problem.x = Bits(x) + i * x.size(1) * x.size(2);
+                  problem.weight = Bits(weight) + i * weights;
+                  LinearOutputs(problem, 0, LinearUnits(problem),
+                                results + i * x.size(1) * weight.size(1));
+                }
+              });
+  return out;
+}
+
+at::Tensor ExactLinear(const at::Tensor& x, const at::Tensor& weight) {
+  if (!HasKernel(x, weight)) return at::linear(x.to(at::kFloat), weight.to(at::kFloat));
+  at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options().dtype(at::kFloat));
+  RunKernel(x, weight, {}, out.mutable_data_ptr<float>());
+  return out;
 }
 
 SummedLinear::SummedLinear(at::Tensor weight, const at::Tensor& bias, const layout::Shard& shard)
