@@ -26,6 +26,7 @@ class ShardPlanner {
   ShardPlanner(const Shard& shard, DtypeOf dtype_of);
 
   const Shard& shard() const { return shard_; }
+  tensor::Dtype DtypeOfTensor(std::string_view tensor) const { return dtype_of_(tensor); }
 
   // The whole tensor on every rank, as the parameter of the same name.
   std::size_t Replicated(const std::string& tensor, const Shape& shape);

@@ -32,8 +32,11 @@ struct ExpertsConfig {
   // Layers whose MLP is not a mixture: the first ones, all but every `step`th, and those listed.
   std::uint32_t first_dense = 0;
   std::uint32_t step = 1;
+  std::uint32_t phase = 0;  // mixtures are where layer + phase is a multiple of `step`
   std::vector<std::uint32_t> dense_layers;
 
+  // Whether the layer's MLP is a mixture.
+  bool Has(std::uint32_t layer) const;
   bool operator==(const ExpertsConfig&) const = default;
 };
 

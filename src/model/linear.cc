@@ -65,6 +65,12 @@ void LinearToFloat(const at::Tensor& x, const at::Tensor& weight, std::span<floa
   at::from_blob(out.data(), computed.sizes(), at::kFloat).copy_(computed);
 }
 
+at::Tensor LinearToFloat(const at::Tensor& x, const at::Tensor& weight) {
+  at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options().dtype(at::kFloat));
+  LinearToFloat(x, weight, {out.mutable_data_ptr<float>(), static_cast<std::size_t>(out.numel())});
+  return out;
+}
+
 at::Tensor BatchedLinear(const at::Tensor& x, const at::Tensor& weight) {
   const std::int64_t count = x.size(0);
   if (!HasKernel(x.select(0, 0), weight.select(0, 0))) {
@@ -103,9 +109,7 @@ SummedLinear::SummedLinear(at::Tensor weight, const at::Tensor& bias, const layo
 
 at::Tensor SummedLinear::Part(const at::Tensor& x) const {
   if (alone_) return Linear(x, weight_, bias_);
-  at::Tensor part = at::empty({x.size(0), weight_.size(0)}, x.options().dtype(at::kFloat));
-  LinearToFloat(x, weight_,
-                {part.mutable_data_ptr<float>(), static_cast<std::size_t>(part.numel())});
+  at::Tensor part = LinearToFloat(x, weight_);
   if (bias_.defined()) part.add_(bias_);
   return part;
 }

@@ -20,6 +20,9 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 // the type of x; ATen does.
 void LinearToFloat(const at::Tensor& x, const at::Tensor& weight, std::span<float> out);
 
+// The same into a new tensor.
+at::Tensor LinearToFloat(const at::Tensor& x, const at::Tensor& weight);
+
 // Many products of the same sizes: of each i, x[i] · weight[i]ᵀ. x: [n, rows, inputs], contiguous;
 // weight: [n, outputs, inputs] → [n, rows, outputs], in the type of x.
 at::Tensor BatchedLinear(const at::Tensor& x, const at::Tensor& weight);

@@ -14,6 +14,6 @@ base::Status ReadMistral(const base::Json& json, ModelConfig& config) {
 }  // namespace
 
 extern const Architecture kMistral;
-const Architecture kMistral = {"MistralForCausalLM", ReadMistral, PlanDenseLayer};
+const Architecture kMistral = {"MistralForCausalLM", ReadMistral, PlanGroupedLayer};
 
 }  // namespace syncline::model

@@ -13,6 +13,6 @@ base::Status ReadQwen2(const base::Json& json, ModelConfig& config) {
 }  // namespace
 
 extern const Architecture kQwen2;
-const Architecture kQwen2 = {"Qwen2ForCausalLM", ReadQwen2, PlanDenseLayer};
+const Architecture kQwen2 = {"Qwen2ForCausalLM", ReadQwen2, PlanGroupedLayer};
 
 }  // namespace syncline::model

@@ -17,6 +17,6 @@ base::Status ReadQwen3(const base::Json& json, ModelConfig& config) {
 }  // namespace
 
 extern const Architecture kQwen3;
-const Architecture kQwen3 = {"Qwen3ForCausalLM", ReadQwen3, PlanDenseLayer};
+const Architecture kQwen3 = {"Qwen3ForCausalLM", ReadQwen3, PlanGroupedLayer};
 
 }  // namespace syncline::model
