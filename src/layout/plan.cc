@@ -66,7 +66,9 @@ bool Plan::HoldsWhole(std::size_t tensor) const {
 
 bool Plan::IsSkipped(std::string_view name) const {
   return std::ranges::any_of(skipped_, [name](std::string_view pattern) {
-    return pattern.starts_with('*') ? name.ends_with(pattern.substr(1)) : name == pattern;
+    if (pattern.starts_with('*')) return name.ends_with(pattern.substr(1));
+    if (pattern.ends_with('*')) return name.starts_with(pattern.substr(0, pattern.size() - 1));
+    return name == pattern;
   });
 }
 

@@ -130,7 +130,7 @@ class Plan {
   std::vector<Fill> fills_;
   std::vector<bool> derived_;             // by parameter
   std::vector<std::size_t> first_piece_;  // of tensor i; one more entry at the end
-  std::vector<std::string> skipped_;      // exact names, or with a leading '*' suffixes
+  std::vector<std::string> skipped_;      // exact names, "*suffix" or "prefix*"
   Index aliases_;                         // to tensors_
   Index tensor_index_;
   Index parameter_index_;
@@ -154,8 +154,8 @@ class PlanBuilder {
   // Adds tensors of one dtype and of equal shape but for dimension 0, and the parameter in which
   // they are stacked along it in this order (q, k, v; gate, up).
   void AddStacked(const std::vector<TensorSpec>& tensors, const std::string& parameter);
-  // An exact name, or '*' and the end of a name.
-  void Skip(std::string name_or_star_suffix);
+  // An exact name, or the end of a name after '*', or the beginning of one before '*'.
+  void Skip(std::string name_or_pattern);
   void Alias(std::string name, std::string tensor);
 
   // kInternal, naming tensor or parameter, where an invariant does not hold: a plan is code of

@@ -149,8 +149,8 @@ void PlanBuilder::AddStacked(const std::vector<TensorSpec>& tensors, const std::
   AddParameter(std::move(stack));
 }
 
-void PlanBuilder::Skip(std::string name_or_star_suffix) {
-  plan_.skipped_.push_back(std::move(name_or_star_suffix));
+void PlanBuilder::Skip(std::string name_or_pattern) {
+  plan_.skipped_.push_back(std::move(name_or_pattern));
 }
 
 void PlanBuilder::Alias(std::string name, std::string tensor) {

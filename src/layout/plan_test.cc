@@ -141,6 +141,7 @@ Plan AttentionPlan() {
   builder.Alias("lm_head.weight", "model.embed_tokens.weight");
   builder.Skip("*.rotary_emb.inv_freq");
   builder.Skip("model.position_ids");
+  builder.Skip("model.layers.4.*");
   return *std::move(builder).Build();
 }
 
@@ -187,6 +188,9 @@ TEST(PlanTest, KnowsTensorsAliasesAndSkippedNames) {
   EXPECT_FALSE(plan.IsSkipped("my.model.position_ids"));
   EXPECT_FALSE(plan.IsSkipped("model.layers.3.rotary_emb.inv_freq2"));
   EXPECT_FALSE(plan.IsSkipped("model.embed_tokens.weight"));
+  EXPECT_TRUE(plan.IsSkipped("model.layers.4.mlp.down_proj.weight"));
+  EXPECT_FALSE(plan.IsSkipped("model.layers.40.mlp.down_proj.weight"));
+  EXPECT_FALSE(plan.IsSkipped("my.model.layers.4.mlp.down_proj.weight"));
 }
 
 TEST(PlanTest, MatchesNameDtypeAndShape) {

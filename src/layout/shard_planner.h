@@ -26,6 +26,7 @@ class ShardPlanner {
   ShardPlanner(const Shard& shard, DtypeOf dtype_of);
 
   const Shard& shard() const { return shard_; }
+  tensor::Dtype DtypeOfTensor(std::string_view tensor) const { return dtype_of_(tensor); }
 
   // The whole tensor on every rank, as the parameter of the same name.
   std::size_t Replicated(const std::string& tensor, const Shape& shape);
@@ -69,7 +70,7 @@ class ShardPlanner {
   // Computed from other parameters, in the local shape.
   std::size_t Derived(const std::string& parameter, tensor::Dtype dtype, const Shape& shape);
 
-  void Skip(std::string name_or_star_suffix) { builder_.Skip(std::move(name_or_star_suffix)); }
+  void Skip(std::string name_or_pattern) { builder_.Skip(std::move(name_or_pattern)); }
   void Alias(std::string name, std::string tensor) {
     builder_.Alias(std::move(name), std::move(tensor));
   }

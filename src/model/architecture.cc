@@ -6,13 +6,17 @@
 namespace syncline::model {
 
 // Each in the file of its name.
+extern const Architecture kDeepseekV2;
+extern const Architecture kDeepseekV3;
 extern const Architecture kLlama;
 extern const Architecture kMistral;
 extern const Architecture kQwen2;
 extern const Architecture kQwen3;
+extern const Architecture kQwen3Moe;
 
 std::span<const Architecture* const> Architectures() {
-  static constexpr std::array kAll = {&kLlama, &kMistral, &kQwen2, &kQwen3};
+  static constexpr std::array kAll = {&kLlama,    &kMistral,    &kQwen2,     &kQwen3,
+                                      &kQwen3Moe, &kDeepseekV2, &kDeepseekV3};
   return kAll;
 }
 

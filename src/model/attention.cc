@@ -58,6 +58,7 @@ AttentionStep::AttentionStep(const Batch& batch, const AttentionSizes& sizes,
                              Path path)
     : sizes_(sizes),
       rotary_(rotary),
+      options_(options),
       has_kernels_(path == Path::kFastest && HasKernels(options)),
       paged_(sizes),
       gathered_(sizes, options) {
@@ -75,10 +76,16 @@ AttentionStep::AttentionStep(const Batch& batch, const AttentionSizes& sizes,
 }
 
 void AttentionStep::AddSequences(const Batch& batch) {
-  const auto is_decode = [](const SequenceSlice& sequence) { return sequence.length == 1; };
+  // The kernels know no windows; whole contexts they do.
+  const auto has_kernels = [this](const SequenceSlice& sequence) {
+    return has_kernels_ && (sizes_.window == 0 || sequence.context <= sizes_.window);
+  };
+  const auto is_decode = [&](const SequenceSlice& sequence) {
+    return sequence.length == 1 && !has_kernels(sequence);
+  };
   const std::span<const SequenceSlice> sequences = batch.sequences;
   for (std::size_t i = 0; i < sequences.size();) {
-    if (has_kernels_) {
+    if (has_kernels(sequences[i])) {
       paged_.Add(sequences[i++]);
     } else if (is_decode(sequences[i])) {
       const auto rest = sequences.subspan(i);
@@ -124,8 +131,8 @@ void AttentionStep::RotateAndStore(const at::Tensor& qkv, const KvLayer& layer) 
 at::Tensor AttentionStep::RotateAndStoreByReference(const at::Tensor& qkv,
                                                     const KvLayer& layer) const {
   const at::Tensor heads = qkv.unflatten(1, {sizes_.heads + 2 * sizes_.kv_heads, sizes_.head_size});
-  const at::Tensor positions = Indices(positions_, qkv.device());
-  const at::Tensor slots = Indices(slots_, qkv.device());
+  const at::Tensor positions = Positions();
+  const at::Tensor slots = Slots();
   const std::int64_t rotated = sizes_.heads + sizes_.kv_heads;
   const at::Tensor value = heads.narrow(1, rotated, sizes_.kv_heads);
   const at::Tensor query_key =
@@ -136,13 +143,18 @@ at::Tensor AttentionStep::RotateAndStoreByReference(const at::Tensor& qkv,
   return at::cat({query_key, value}, 1);
 }
 
+at::Tensor AttentionStep::Positions() const { return Indices(positions_, options_.device()); }
+
+at::Tensor AttentionStep::Slots() const { return Indices(slots_, options_.device()); }
+
+void AttentionStep::CheckSlots(const KvLayer& layer) const {
+  if (slots_needed_ <= layer.keys.size(0)) return;
+  throw std::out_of_range(fmt::format("block {} of a cache of {} blocks",
+                                      slots_needed_ / kKvBlock - 1, layer.keys.size(0) / kKvBlock));
+}
+
 at::Tensor AttentionStep::Attend(const at::Tensor& qkv, const KvLayer& layer) {
-  if (slots_needed_ > layer.keys.size(0)) {
-    throw std::out_of_range(fmt::format("block {} of a cache of {} blocks",
-                                        slots_needed_ / kKvBlock - 1,
-                                        layer.keys.size(0) / kKvBlock));
-  }
-  const at::Tensor result = at::empty({qkv.size(0), sizes_.heads, sizes_.head_size}, qkv.options());
+  CheckSlots(layer);
   at::Tensor heads = qkv.unflatten(1, {sizes_.heads + 2 * sizes_.kv_heads, sizes_.head_size});
   if (has_kernels_) {
     if (qkv.scalar_type() == at::kFloat) {
@@ -150,12 +162,21 @@ at::Tensor AttentionStep::Attend(const at::Tensor& qkv, const KvLayer& layer) {
     } else {
       RotateAndStore<Bf16>(qkv, layer);
     }
-    paged_.Attend(qkv, layer, result);
   } else {
     heads = RotateAndStoreByReference(qkv, layer);
   }
-  gathered_.Attend(heads.narrow(1, 0, sizes_.heads), heads.narrow(1, sizes_.heads, sizes_.kv_heads),
-                   heads.narrow(1, sizes_.heads + sizes_.kv_heads, sizes_.kv_heads), layer, result);
+  return Mix(heads.flatten(1), heads.narrow(1, sizes_.heads, sizes_.kv_heads),
+             heads.narrow(1, sizes_.heads + sizes_.kv_heads, sizes_.kv_heads), layer);
+}
+
+at::Tensor AttentionStep::Mix(const at::Tensor& queries, const at::Tensor& keys,
+                              const at::Tensor& values, const KvLayer& layer) {
+  const std::int64_t size = sizes_.heads * sizes_.head_size;
+  const at::Tensor result =
+      at::empty({queries.size(0), sizes_.heads, sizes_.head_size}, queries.options());
+  paged_.Attend(queries, layer, result);
+  gathered_.Attend(queries.narrow(1, 0, size).unflatten(1, {sizes_.heads, sizes_.head_size}), keys,
+                   values, layer, result);
   return result.flatten(1);
 }
 

@@ -44,6 +44,19 @@ class AttentionStep {
   // [rows, heads · head_size]. Throws std::out_of_range where `layer` lacks a block.
   at::Tensor Attend(const at::Tensor& qkv, const KvLayer& layer);
 
+  // The parts of it, for attention that rotates and stores in its own way.
+  //
+  // Int64 [rows], on the device of the step: each row's position, and the slot for its keys and
+  // values. CheckSlots throws std::out_of_range where `layer` lacks a block.
+  at::Tensor Positions() const;
+  at::Tensor Slots() const;
+  void CheckSlots(const KvLayer& layer) const;
+  // As Attend, of keys and values that are in `layer`. `queries`: [rows, n], contiguous, of which
+  // each row begins with its queries; `keys` and `values`: those of the rows, [rows, kv_heads,
+  // head_size].
+  at::Tensor Mix(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
+                 const KvLayer& layer);
+
  private:
   void AddSequences(const Batch& batch);
   template <typename T>
@@ -52,6 +65,7 @@ class AttentionStep {
 
   AttentionSizes sizes_;
   RotaryTables rotary_;
+  at::TensorOptions options_;
   bool has_kernels_;
   PagedAttention paged_;
   GatheredAttention gathered_;

@@ -136,11 +136,12 @@ Exact Compute(const Case& c, const KvLayer& layer) {
                                  .to(at::kDouble);
     const at::Tensor position = at::arange(std::int64_t{sequence.context - sequence.length},
                                            std::int64_t{sequence.context});
-    const at::Tensor later =
-        at::arange(std::int64_t{sequence.context}).unsqueeze(0) > position.unsqueeze(1);
-    const at::Tensor scores =
-        (at::einsum("ikgd,tkd->kgit", {query, key}) / std::sqrt(static_cast<double>(size)))
-            .masked_fill(later, -std::numeric_limits<double>::infinity());
+    const at::Tensor token = at::arange(std::int64_t{sequence.context});
+    const at::Tensor distance = position.unsqueeze(1) - token.unsqueeze(0);
+    at::Tensor unseen = distance < 0;
+    if (c.sizes.window > 0) unseen = unseen | (distance >= c.sizes.window);
+    const at::Tensor scores = (at::einsum("ikgd,tkd->kgit", {query, key}) * c.sizes.Scale())
+                                  .masked_fill(unseen, -std::numeric_limits<double>::infinity());
     const at::Tensor weights = at::softmax(scores, -1);
     const auto mix = [&](const at::Tensor& of) {
       return at::einsum("kgit,tkd->ikgd", {weights, of}).flatten(1);
@@ -162,9 +163,9 @@ void ExpectNear(const Exact& exact, const Case& c, const at::Tensor& found, Path
     longest = std::max(longest, sequence.context);
   }
   const auto size = static_cast<double>(c.sizes.head_size);
-  const double scores_error = 36 * std::sqrt(size) * (size + 4) * 0x1p-24;
+  const double scores_error = 36 * size * c.sizes.Scale() * (size + 4) * 0x1p-24;
   const double share = scores_error + (longest + 16.0) * 0x1p-24 +
-                       (path == Path::kReference ? 2.01 * rounding : 0.0);
+                       (path == Path::kReference || c.sizes.window > 0 ? 2.01 * rounding : 0.0);
   const at::Tensor bound = exact.mixed.abs() * (1.01 * rounding) + exact.magnitude * share;
   const at::Tensor error = (found.to(at::kDouble) - exact.mixed).abs();
   EXPECT_TRUE((error <= bound).all().item<bool>())
@@ -205,10 +206,23 @@ TEST(Attention, EachGroupAndTypeIsWithinRoundingOfTheExactOne) {
   }
 }
 
+TEST(Attention, WindowOfAnyLengthIsThatManyTokens) {
+  for (const std::int64_t window : {1, 2, 16, 37, 70, 128, 150, 299, 300}) {
+    SCOPED_TRACE(window);
+    ExpectBothPathsNearExact(MakeCase({4, 2, 32, window}, at::kFloat, kMixed));
+  }
+}
+
+TEST(Attention, ScaleIsTheOneAskedFor) {
+  ExpectBothPathsNearExact(MakeCase({4, 2, 32, 0, 0.31}, at::kFloat, kMixed));
+  ExpectBothPathsNearExact(MakeCase({4, 2, 32, 20, 0.31}, at::kFloat, kMixed));
+}
+
 RC_GTEST_PROP(Attention, IsWithinRoundingWhateverTheStep, ()) {
   const auto kv_heads = *rc::gen::inRange<std::int64_t>(1, 5);
   const AttentionSizes sizes = {kv_heads * *rc::gen::inRange<std::int64_t>(1, 9), kv_heads,
-                                2 * *rc::gen::inRange<std::int64_t>(1, 65)};
+                                2 * *rc::gen::inRange<std::int64_t>(1, 65),
+                                *rc::gen::element<std::int64_t>(0, 1, 7, 200)};
   const auto slices = *rc::gen::nonEmpty(rc::gen::container<std::vector<Slice>>(rc::gen::map(
       rc::gen::pair(rc::gen::inRange<std::uint32_t>(1, 1000), rc::gen::inRange(0, 3)),
       [](const std::pair<std::uint32_t, int>& drawn) {

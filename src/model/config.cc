@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <variant>
 
 #include "model/architecture.h"
@@ -17,6 +18,9 @@ using base::Json;
 
 // A configuration is a few kilobytes; more is not read.
 constexpr std::uint64_t kMaxConfigBytes = 16 << 20;
+// Over all layers. Each has tensors, and so a place in the plan.
+constexpr std::uint64_t kMaxExperts = 1 << 18;
+constexpr std::uint32_t kMaxDraftLayers = 64;
 
 base::Result<Json> ReadJsonFile(base::FileSystem& files, const std::string& path) {
   SYNCLINE_ASSIGN(const std::string text, base::ReadText(files, path, kMaxConfigBytes));
@@ -49,28 +53,87 @@ base::Status RequirePositive(std::string_view name, std::uint32_t value) {
       fmt::format("{}: expected a positive number below 2^28, found {}", name, value));
 }
 
+// Before anything of the size of the layers is made.
+base::Status CheckLayers(const ModelConfig& config) {
+  SYNCLINE_TRY(RequirePositive("num_hidden_layers", config.layers));
+  if (config.layers <= 10000) return {};
+  return base::Fail(Code::kCorrupt,
+                    fmt::format("num_hidden_layers: {} is beyond any model", config.layers));
+}
+
+base::Status Require(bool good, std::string_view what) {
+  if (good) return {};
+  return base::Fail(Code::kCorrupt, std::string(what));
+}
+
+base::Status CheckExperts(const ModelConfig& config) {
+  const ExpertsConfig& experts = *config.experts;
+  SYNCLINE_TRY(RequirePositive("number of experts", experts.experts));
+  SYNCLINE_TRY(RequirePositive("num_experts_per_tok", experts.per_token));
+  SYNCLINE_TRY(RequirePositive("moe_intermediate_size", experts.width));
+  SYNCLINE_TRY(RequirePositive("number of expert groups", experts.groups));
+  SYNCLINE_TRY(RequirePositive("number of expert groups of a token", experts.groups_per_token));
+  SYNCLINE_TRY(RequirePositive("every how many layers there are experts", experts.step));
+  SYNCLINE_TRY(Require(
+      std::uint64_t{experts.experts} * config.layers <= kMaxExperts,
+      fmt::format("{} experts in {} layers are beyond any model", experts.experts, config.layers)));
+  SYNCLINE_TRY(Require(std::uint64_t{experts.shared} * experts.width < (1U << 28),
+                       fmt::format("n_shared_experts: {} is beyond any model", experts.shared)));
+  SYNCLINE_TRY(Require(experts.per_token <= experts.experts,
+                       fmt::format("num_experts_per_tok ({}) is larger than the number of experts "
+                                   "({})",
+                                   experts.per_token, experts.experts)));
+  SYNCLINE_TRY(Require(std::isfinite(experts.scale),
+                       fmt::format("routed_scaling_factor: found {}", experts.scale)));
+  if (experts.groups == 1 && experts.groups_per_token == 1) return {};
+  SYNCLINE_TRY(Require(experts.experts % experts.groups == 0,
+                       fmt::format("the number of experts ({}) is no multiple of n_group ({})",
+                                   experts.experts, experts.groups)));
+  SYNCLINE_TRY(Require(experts.groups_per_token <= experts.groups,
+                       fmt::format("topk_group ({}) is larger than n_group ({})",
+                                   experts.groups_per_token, experts.groups)));
+  const std::uint32_t group = experts.experts / experts.groups;
+  SYNCLINE_TRY(
+      Require(std::uint64_t{group} * experts.groups_per_token >= experts.per_token,
+              fmt::format("num_experts_per_tok: {} do not fit into topk_group ({}) groups of {}",
+                          experts.per_token, experts.groups_per_token, group)));
+  return Require(group >= 2 || experts.group_score == ExpertsConfig::GroupScore::kMax,
+                 "n_group: groups are ranked by their best two experts, and have only one");
+}
+
+base::Status CheckLatent(const LatentConfig& latent) {
+  if (latent.q_rank > 0) SYNCLINE_TRY(RequirePositive("q_lora_rank", latent.q_rank));
+  SYNCLINE_TRY(RequirePositive("kv_lora_rank", latent.kv_rank));
+  SYNCLINE_TRY(RequirePositive("qk_nope_head_dim", latent.nope_size));
+  SYNCLINE_TRY(RequirePositive("qk_rope_head_dim", latent.rope_size));
+  return RequirePositive("v_head_dim", latent.value_size);
+}
+
 base::Status CheckSizes(const ModelConfig& config) {
   SYNCLINE_TRY(RequirePositive("vocab_size", config.vocabulary));
   SYNCLINE_TRY(RequirePositive("hidden_size", config.hidden));
   SYNCLINE_TRY(RequirePositive("intermediate_size", config.intermediate));
-  SYNCLINE_TRY(RequirePositive("num_hidden_layers", config.layers));
   SYNCLINE_TRY(RequirePositive("num_attention_heads", config.heads));
   SYNCLINE_TRY(RequirePositive("num_key_value_heads", config.kv_heads));
   SYNCLINE_TRY(RequirePositive("head_dim", config.head_size));
   SYNCLINE_TRY(RequirePositive("max_position_embeddings", config.max_positions));
-  if (config.layers > 10000) {
-    return base::Fail(Code::kCorrupt,
-                      fmt::format("num_hidden_layers: {} is beyond any model", config.layers));
-  }
   if (config.heads % config.kv_heads != 0) {
     return base::Fail(Code::kCorrupt, fmt::format("num_attention_heads ({}) is no multiple of "
                                                   "num_key_value_heads ({})",
                                                   config.heads, config.kv_heads));
   }
   if (config.head_size % 2 != 0) {
-    return base::Fail(Code::kCorrupt,
-                      fmt::format("head_dim: expected an even number, found {}", config.head_size));
+    return base::Fail(Code::kCorrupt, fmt::format("{}: expected an even number, found {}",
+                                                  config.latent ? "qk_rope_head_dim" : "head_dim",
+                                                  config.head_size));
   }
+  if (config.draft_layers > kMaxDraftLayers) {
+    return base::Fail(
+        Code::kCorrupt,
+        fmt::format("num_nextn_predict_layers: {} is beyond any model", config.draft_layers));
+  }
+  if (config.experts) SYNCLINE_TRY(CheckExperts(config));
+  if (config.latent) SYNCLINE_TRY(CheckLatent(*config.latent));
   return {};
 }
 
@@ -93,6 +156,11 @@ base::Status ReadArchitectures(const Json& json, ModelConfig& config) {
 
 }  // namespace
 
+bool ExpertsConfig::Has(std::uint32_t layer) const {
+  return layer >= first_dense && (layer + phase) % step == 0 &&
+         std::ranges::find(dense_layers, layer) == dense_layers.end();
+}
+
 base::Result<ModelConfig> ParseModelConfig(const Json& json) {
   if (json.object() == nullptr) return base::Fail(Code::kCorrupt, "expected a JSON object");
   ModelConfig config;
@@ -102,6 +170,7 @@ base::Result<ModelConfig> ParseModelConfig(const Json& json) {
   SYNCLINE_TRY(ReadField(json, "hidden_size", config.hidden));
   SYNCLINE_TRY(ReadField(json, "intermediate_size", config.intermediate));
   SYNCLINE_TRY(ReadField(json, "num_hidden_layers", config.layers));
+  SYNCLINE_TRY(CheckLayers(config));
   SYNCLINE_TRY(ReadField(json, "num_attention_heads", config.heads));
   config.kv_heads = config.heads;
   SYNCLINE_TRY(ReadField(json, "num_key_value_heads", config.kv_heads));

@@ -32,8 +32,11 @@ struct ExpertsConfig {
   // Layers whose MLP is not a mixture: the first ones, all but every `step`th, and those listed.
   std::uint32_t first_dense = 0;
   std::uint32_t step = 1;
+  std::uint32_t phase = 0;  // mixtures are where layer + phase is a multiple of `step`
   std::vector<std::uint32_t> dense_layers;
 
+  // Whether the layer's MLP is a mixture.
+  bool Has(std::uint32_t layer) const;
   bool operator==(const ExpertsConfig&) const = default;
 };
 
@@ -64,9 +67,12 @@ struct ModelConfig {
   bool tied_embeddings = false;
   bool qkv_bias = false;
   bool o_bias = false;
-  bool mlp_bias = false;     // of gate, up and down
-  bool qk_norm = false;      // an RMS norm of each query and key head
-  std::uint32_t window = 0;  // tokens that one sees, itself included; 0: all
+  bool mlp_bias = false;              // of gate, up and down
+  bool qk_norm = false;               // an RMS norm of each query and key head
+  std::uint32_t window = 0;           // tokens that one sees, itself included; 0: all
+  std::vector<bool> windowed_layers;  // which layers have the window; empty: all
+  std::uint32_t draft_layers =
+      0;  // that a checkpoint may hold after `layers`; not part of the model
   std::optional<ExpertsConfig> experts;
   std::optional<LatentConfig> latent;
   RopeConfig rope;

@@ -9,7 +9,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/where.h>
@@ -21,8 +20,10 @@
 #include <exception>
 
 #include "model/collectives.h"
+#include "model/expert_mlp.h"
 #include "model/gated_mlp.h"
 #include "model/grouped_attention_block.h"
+#include "model/latent_attention_block.h"
 #include "model/linear.h"
 #include "model/ops.h"
 #include "model/parameter_tensors.h"
@@ -87,6 +88,9 @@ class Decoder : public Model {
 
  private:
   void MakeBlocks();
+  std::unique_ptr<AttentionBlock> MakeAttention(const ParameterTensors& tensors) const;
+  std::unique_ptr<MlpBlock> MakeMlp(const LayerParameters& layer,
+                                    const ParameterTensors& tensors) const;
   at::Tensor Sum(at::Tensor part) const;
   at::Tensor Embed(const Batch& batch) const;
   at::Tensor Run(const Batch& batch);
@@ -106,15 +110,30 @@ void Decoder::MakeBlocks() {
   embedding_ = tensors[decoder_.embedding];
   final_norm_ = tensors[decoder_.final_norm];
   head_ = tensors[decoder_.head];
-  attention_ = MakeGroupedAttention(config_, decoder_.shard,
-                                    AttentionOf<GroupedAttentionParameters>(decoder_), tensors);
+  attention_ = MakeAttention(tensors);
   for (const LayerParameters& from : decoder_.layers) {
-    layers_.push_back(
-        {.input_norm = tensors[from.input_norm],
-         .o = SummedLinear(tensors[from.o], tensors[from.o_bias], decoder_.shard),
-         .post_norm = tensors[from.post_norm],
-         .mlp = MakeGatedMlp(decoder_.shard, std::get<GatedMlpParameters>(from.mlp), tensors)});
+    layers_.push_back({.input_norm = tensors[from.input_norm],
+                       .o = SummedLinear(tensors[from.o], tensors[from.o_bias], decoder_.shard),
+                       .post_norm = tensors[from.post_norm],
+                       .mlp = MakeMlp(from, tensors)});
   }
+}
+
+std::unique_ptr<AttentionBlock> Decoder::MakeAttention(const ParameterTensors& tensors) const {
+  if (config_.latent) {
+    return MakeLatentAttention(config_, decoder_.shard,
+                               AttentionOf<LatentAttentionParameters>(decoder_), tensors);
+  }
+  return MakeGroupedAttention(config_, decoder_.shard,
+                              AttentionOf<GroupedAttentionParameters>(decoder_), tensors);
+}
+
+std::unique_ptr<MlpBlock> Decoder::MakeMlp(const LayerParameters& layer,
+                                           const ParameterTensors& tensors) const {
+  if (const auto* experts = std::get_if<ExpertsParameters>(&layer.mlp)) {
+    return MakeExpertMlp(*config_.experts, decoder_.shard, *experts, tensors);
+  }
+  return MakeGatedMlp(decoder_.shard, std::get<GatedMlpParameters>(layer.mlp), tensors);
 }
 
 base::Status Decoder::ReserveKv(std::uint32_t blocks) {
@@ -181,9 +200,7 @@ at::Tensor Decoder::Run(const Batch& batch) {
 
 void Decoder::GatherLogits(const at::Tensor& x, std::span<float> logits) {
   const std::int64_t share = head_.size(0);
-  const at::Tensor part = at::empty({x.size(0), share}, at::kFloat);
-  LinearToFloat(x, head_, {part.mutable_data_ptr<float>(), static_cast<std::size_t>(part.numel())});
-  const std::vector<at::Tensor> parts = collectives_->Gather(part);
+  const std::vector<at::Tensor> parts = collectives_->Gather(LinearToFloat(x, head_));
   if (parts.empty()) return;  // not on this rank
   const std::int64_t vocabulary = config_.vocabulary;
   const at::Tensor all = at::from_blob(logits.data(), {x.size(0), vocabulary}, at::kFloat);

@@ -7,8 +7,9 @@
 //   model.layers.N.mlp.{gate,up}_proj        model.layers.N.mlp.gate_up_proj, rows stacked
 //   …mlp.experts.E.{gate,up}_proj            …mlp.experts.w13_weight [local experts, 2 · width, …]
 //   …mlp.experts.E.down_proj                 …mlp.experts.w2_weight
+//   (derived, see latent_attention_block.h)  …self_attn.kv_b_proj.absorbed_{k,v}
 //   everything else                          the same
-// Biases follow their weights. Skipped: *.rotary_emb.inv_freq.
+// Biases follow their weights. Skipped: *.rotary_emb.inv_freq, and layers of a draft after the last.
 #pragma once
 
 #include <cstddef>
@@ -88,6 +89,10 @@ struct DecoderPlan {
 GroupedAttentionParameters PlanGroupedAttention(layout::ShardPlanner& planner,
                                                 const std::string& prefix,
                                                 const ModelConfig& config);
+LatentAttentionParameters PlanLatentAttention(layout::ShardPlanner& planner,
+                                              const std::string& prefix, const ModelConfig& config);
+ExpertsParameters PlanExperts(layout::ShardPlanner& planner, const std::string& prefix,
+                              const ModelConfig& config);
 GatedMlpParameters PlanGatedMlp(layout::ShardPlanner& planner, const std::string& prefix,
                                 std::uint64_t width, const ModelConfig& config);
 
@@ -99,8 +104,11 @@ using PlanLayer = void (*)(layout::ShardPlanner& planner, const std::string& pre
 base::Result<DecoderPlan> PlanDecoder(const ModelConfig& config, const layout::Shard& shard,
                                       layout::ShardPlanner::DtypeOf dtype_of, PlanLayer layer);
 
-// Grouped attention and one gated MLP: Llama and its kin.
-void PlanDenseLayer(layout::ShardPlanner& planner, const std::string& prefix, std::uint32_t layer,
-                    const ModelConfig& config, LayerParameters& parameters);
+// What architectures use as they are: grouped or latent attention, then a mixture of experts in the
+// layers where `config` has one, and one gated MLP in the others.
+void PlanGroupedLayer(layout::ShardPlanner& planner, const std::string& prefix, std::uint32_t layer,
+                      const ModelConfig& config, LayerParameters& parameters);
+void PlanLatentLayer(layout::ShardPlanner& planner, const std::string& prefix, std::uint32_t layer,
+                     const ModelConfig& config, LayerParameters& parameters);
 
 }  // namespace syncline::model

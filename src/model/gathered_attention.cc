@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/tril.h>
 #include <ATen/ops/triu.h>
 #include <ATen/ops/zeros.h>
 
@@ -22,36 +23,50 @@ at::Tensor GatheredAttention::Indices(std::vector<std::int64_t> values) const {
       .to(options_.device(), at::kLong, /*non_blocking=*/false, /*copy=*/true);
 }
 
+std::int64_t GatheredAttention::Seen(const SequenceSlice& sequence, std::int64_t rows) const {
+  const std::int64_t context = sequence.context;
+  return sizes_.window > 0 ? std::min(context, sizes_.window + rows - 1) : context;
+}
+
 void GatheredAttention::AddDecodes(std::span<const SequenceSlice> sequences) {
   Decodes decodes{.begin = sequences.front().begin,
                   .count = static_cast<std::int64_t>(sequences.size())};
   for (const SequenceSlice& sequence : sequences) {
-    decodes.context = std::max<std::int64_t>(decodes.context, sequence.context);
+    decodes.seen = std::max(decodes.seen, Seen(sequence, 1));
   }
   std::vector<std::int64_t> slots;
-  slots.reserve(static_cast<std::size_t>(decodes.count * decodes.context));
-  decodes.mask = at::zeros({decodes.count, 1, 1, decodes.context}, options_);
+  slots.reserve(static_cast<std::size_t>(decodes.count * decodes.seen));
+  decodes.mask = at::zeros({decodes.count, 1, 1, decodes.seen}, options_);
   for (std::int64_t row = 0; row < decodes.count; ++row) {
     const SequenceSlice& sequence = sequences[static_cast<std::size_t>(row)];
     const std::int64_t context = sequence.context;
-    for (std::int64_t i = 0; i < decodes.context; ++i) {
-      slots.push_back(SlotOf(sequence, std::min(i, context - 1)));
+    const std::int64_t seen = Seen(sequence, 1);
+    for (std::int64_t i = 0; i < decodes.seen; ++i) {
+      slots.push_back(SlotOf(sequence, std::min(context - seen + i, context - 1)));
     }
-    decodes.mask.select(0, row).narrow(-1, context, decodes.context - context).fill_(kLowest);
+    decodes.mask.select(0, row).narrow(-1, seen, decodes.seen - seen).fill_(kLowest);
   }
   decodes.slots = Indices(std::move(slots));
   decodes_.push_back(std::move(decodes));
 }
 
 void GatheredAttention::AddPiece(const SequenceSlice& sequence) {
-  Piece piece{.begin = sequence.begin, .length = sequence.length, .context = sequence.context};
-  if (piece.length != piece.context) {
+  Piece piece{.begin = sequence.begin, .length = sequence.length};
+  const std::int64_t seen = Seen(sequence, piece.length);
+  if (piece.length != seen) {
     std::vector<std::int64_t> slots;
-    slots.reserve(static_cast<std::size_t>(piece.context));
-    for (std::int64_t i = 0; i < piece.context; ++i) slots.push_back(SlotOf(sequence, i));
+    slots.reserve(static_cast<std::size_t>(seen));
+    for (std::int64_t i = sequence.context - seen; i < sequence.context; ++i) {
+      slots.push_back(SlotOf(sequence, i));
+    }
     piece.slots = Indices(std::move(slots));
-    piece.mask = at::full({piece.length, piece.context}, kLowest, options_)
-                     .triu(piece.context - piece.length + 1);
+  }
+  const bool has_window = sizes_.window > 0 && sequence.context > sizes_.window;
+  if (piece.slots.defined() || has_window) {
+    // Row i is token seen - length + i.
+    const at::Tensor all = at::full({piece.length, seen}, kLowest, options_);
+    piece.mask = all.triu(seen - piece.length + 1);
+    if (has_window) piece.mask += all.tril(seen - piece.length - sizes_.window);
   }
   pieces_.push_back(std::move(piece));
 }
@@ -80,14 +95,14 @@ at::Tensor GatheredAttention::Attend(const Decodes& decodes, const at::Tensor& q
                                      const KvLayer& layer) const {
   const auto gather = [&](const at::Tensor& from) {
     return at::index_select(from, 0, decodes.slots)
-        .view({decodes.count, decodes.context, sizes_.kv_heads, sizes_.head_size})
+        .view({decodes.count, decodes.seen, sizes_.kv_heads, sizes_.head_size})
         .transpose(1, 2);
   };
   const std::int64_t group = sizes_.heads / sizes_.kv_heads;
   const at::Tensor grouped =
       query.reshape({decodes.count, sizes_.kv_heads, group, sizes_.head_size});
   return at::scaled_dot_product_attention(grouped, gather(layer.keys), gather(layer.values),
-                                          decodes.mask)
+                                          decodes.mask, 0.0, /*is_causal=*/false, sizes_.Scale())
       .reshape({decodes.count, sizes_.heads, sizes_.head_size});
 }
 
@@ -102,9 +117,10 @@ at::Tensor GatheredAttention::Attend(const Piece& piece, const at::Tensor& query
   const at::Tensor grouped = query.unflatten(1, {sizes_.kv_heads, group}).permute({1, 2, 0, 3});
   const at::Tensor mixed =
       piece.mask.defined()
-          ? at::scaled_dot_product_attention(grouped, share(key), share(value), piece.mask)
+          ? at::scaled_dot_product_attention(grouped, share(key), share(value), piece.mask, 0.0,
+                                             /*is_causal=*/false, sizes_.Scale())
           : at::scaled_dot_product_attention(grouped, share(key), share(value), {}, 0.0,
-                                             /*is_causal=*/true);
+                                             /*is_causal=*/true, sizes_.Scale());
   return mixed.permute({2, 0, 1, 3}).reshape({piece.length, sizes_.heads, sizes_.head_size});
 }
 

@@ -32,18 +32,19 @@ class GatheredAttention {
   struct Decodes {
     std::int64_t begin = 0;
     std::int64_t count = 0;
-    std::int64_t context = 0;
-    at::Tensor slots;  // int64 [count · context]
-    at::Tensor mask;   // [count, 1, 1, context]: 0, or -inf for padding
+    std::int64_t seen = 0;  // tokens, the most that any of the sequences sees
+    at::Tensor slots;       // int64 [count · seen]
+    at::Tensor mask;        // [count, 1, 1, seen]: 0, or -inf for padding
   };
   struct Piece {
     std::int64_t begin = 0;
     std::int64_t length = 0;
-    std::int64_t context = 0;
-    at::Tensor slots;  // int64 [context]; undefined where the piece is all of the context
-    at::Tensor mask;   // [length, context]; likewise, the plain causal mask does
+    at::Tensor slots;  // int64 [tokens seen]; undefined where these are the piece itself
+    at::Tensor mask;   // [length, tokens seen]; undefined where the plain causal mask does
   };
 
+  // Of a sequence's last `rows` rows: how many tokens at its end the first of them, and so any, sees.
+  std::int64_t Seen(const SequenceSlice& sequence, std::int64_t rows) const;
   at::Tensor Indices(std::vector<std::int64_t> values) const;
   at::Tensor Attend(const Decodes& decodes, const at::Tensor& query, const KvLayer& layer) const;
   at::Tensor Attend(const Piece& piece, const at::Tensor& query, const at::Tensor& key,

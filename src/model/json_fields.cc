@@ -65,4 +65,20 @@ base::Status ReadField(const Json& object, std::string_view name, std::string& v
   return {};
 }
 
+base::Status ReadField(const Json& object, std::string_view name,
+                       std::vector<std::uint32_t>& value) {
+  const Json* field = FindValue(object, name);
+  if (field == nullptr) return {};
+  if (field->array() == nullptr) return WrongKind(*field, name, "a list");
+  value.clear();
+  for (const Json& entry : *field->array()) {
+    const auto* number = entry.unsigned_integer();
+    if (number == nullptr || *number > std::numeric_limits<std::uint32_t>::max()) {
+      return WrongKind(entry, name, "whole numbers below 2^32");
+    }
+    value.push_back(static_cast<std::uint32_t>(*number));
+  }
+  return {};
+}
+
 }  // namespace syncline::model

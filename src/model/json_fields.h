@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -15,5 +16,7 @@ base::Status ReadField(const base::Json& object, std::string_view name, double& 
 base::Status ReadField(const base::Json& object, std::string_view name, std::uint32_t& value);
 base::Status ReadField(const base::Json& object, std::string_view name, bool& value);
 base::Status ReadField(const base::Json& object, std::string_view name, std::string& value);
+base::Status ReadField(const base::Json& object, std::string_view name,
+                       std::vector<std::uint32_t>& value);
 
 }  // namespace syncline::model

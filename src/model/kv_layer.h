@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cmath>
 #include <cstdint>
 
 #include "model/batch.h"
@@ -13,6 +14,12 @@ struct AttentionSizes {
   std::int64_t heads = 0;  // a multiple of kv_heads
   std::int64_t kv_heads = 0;
   std::int64_t head_size = 0;
+  std::int64_t window = 0;  // tokens that one sees, itself included; 0: all
+  double scale = 0;         // of the scores; 0: 1 / sqrt(head_size)
+
+  double Scale() const {
+    return scale != 0 ? scale : 1.0 / std::sqrt(static_cast<double>(head_size));
+  }
 };
 
 // Keys and values of one layer, by token slot: [slots, kv_heads, head_size], contiguous.

@@ -1,5 +1,6 @@
 #include "model/linear.h"
 
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linear.h>
@@ -64,6 +65,43 @@ void LinearToFloat(const at::Tensor& x, const at::Tensor& weight, std::span<floa
   at::from_blob(out.data(), computed.sizes(), at::kFloat).copy_(computed);
 }
 
+at::Tensor LinearToFloat(const at::Tensor& x, const at::Tensor& weight) {
+  at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options().dtype(at::kFloat));
+  LinearToFloat(x, weight, {out.mutable_data_ptr<float>(), static_cast<std::size_t>(out.numel())});
+  return out;
+}
+
+at::Tensor BatchedLinear(const at::Tensor& x, const at::Tensor& weight) {
+  const std::int64_t count = x.size(0);
+  if (!HasKernel(x.select(0, 0), weight.select(0, 0))) {
+    return at::bmm(x, weight.transpose(1, 2));
+  }
+  at::Tensor out = at::empty({count, x.size(1), weight.size(1)}, x.options());
+  const LinearProblem sizes{.rows = static_cast<std::size_t>(x.size(1)),
+                            .inputs = static_cast<std::size_t>(x.size(2)),
+                            .outputs = static_cast<std::size_t>(weight.size(1))};
+  auto* const results = static_cast<Bf16*>(out.mutable_data_ptr());
+  const std::int64_t weights = weight.size(1) * weight.size(2);
+  ParallelFor(count, weights * std::max<std::int64_t>(8, x.size(1)) / 64,
+              [&](std::int64_t first, std::int64_t last) {
+                for (std::int64_t i = first; i < last; ++i) {
+                  LinearProblem problem = sizes;
+                  problem.x = Bits(x) + i * x.size(1) * x.size(2);
+                  problem.weight = Bits(weight) + i * weights;
+                  LinearOutputs(problem, 0, LinearUnits(problem),
+                                results + i * x.size(1) * weight.size(1));
+                }
+              });
+  return out;
+}
+
+at::Tensor ExactLinear(const at::Tensor& x, const at::Tensor& weight) {
+  if (!HasKernel(x, weight)) return at::linear(x.to(at::kFloat), weight.to(at::kFloat));
+  at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options().dtype(at::kFloat));
+  RunKernel(x, weight, {}, out.mutable_data_ptr<float>());
+  return out;
+}
+
 SummedLinear::SummedLinear(at::Tensor weight, const at::Tensor& bias, const layout::Shard& shard)
     : weight_(std::move(weight)), alone_(shard.size == 1) {
   if (alone_ || shard.rank == 0) bias_ = bias;
@@ -71,9 +109,7 @@ SummedLinear::SummedLinear(at::Tensor weight, const at::Tensor& bias, const layo
 
 at::Tensor SummedLinear::Part(const at::Tensor& x) const {
   if (alone_) return Linear(x, weight_, bias_);
-  at::Tensor part = at::empty({x.size(0), weight_.size(0)}, x.options().dtype(at::kFloat));
-  LinearToFloat(x, weight_,
-                {part.mutable_data_ptr<float>(), static_cast<std::size_t>(part.numel())});
+  at::Tensor part = LinearToFloat(x, weight_);
   if (bias_.defined()) part.add_(bias_);
   return part;
 }

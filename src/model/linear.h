@@ -20,6 +20,16 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 // the type of x; ATen does.
 void LinearToFloat(const at::Tensor& x, const at::Tensor& weight, std::span<float> out);
 
+// The same into a new tensor.
+at::Tensor LinearToFloat(const at::Tensor& x, const at::Tensor& weight);
+
+// Many products of the same sizes: of each i, x[i] · weight[i]ᵀ. x: [n, rows, inputs], contiguous;
+// weight: [n, outputs, inputs] → [n, rows, outputs], in the type of x.
+at::Tensor BatchedLinear(const at::Tensor& x, const at::Tensor& weight);
+
+// x · weightᵀ in fp32, of operands in any types, which are not rounded on the way.
+at::Tensor ExactLinear(const at::Tensor& x, const at::Tensor& weight);
+
 // A matrix product whose inputs are divided among ranks (row parallel): the results of all ranks
 // add up to the result.
 class SummedLinear {

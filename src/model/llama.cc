@@ -15,6 +15,6 @@ base::Status ReadLlama(const base::Json& json, ModelConfig& config) {
 }  // namespace
 
 extern const Architecture kLlama;
-const Architecture kLlama = {"LlamaForCausalLM", ReadLlama, PlanDenseLayer};
+const Architecture kLlama = {"LlamaForCausalLM", ReadLlama, PlanGroupedLayer};
 
 }  // namespace syncline::model

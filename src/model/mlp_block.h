@@ -10,7 +10,7 @@ class MlpBlock {
  public:
   virtual ~MlpBlock() = default;
   // x: [rows, hidden], normed. This rank's part of the result, of which the sum over all ranks is
-  // the result: [rows, hidden], in fp32 where there are several ranks.
+  // the result: [rows, hidden], contiguous, in fp32 or, of a single rank, in the type of x.
   virtual at::Tensor Run(const at::Tensor& x) const = 0;
 };
 

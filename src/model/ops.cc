@@ -9,6 +9,7 @@
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/square.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/sub.h>
 
 #include "model/cpu_norm.h"
@@ -88,6 +89,20 @@ at::Tensor Rotate(const at::Tensor& x, const at::Tensor& cosine, const at::Tenso
   const at::Tensor c = cosine.unsqueeze(1);
   const at::Tensor s = sine.unsqueeze(1);
   return at::cat({low * c - high * s, high * c + low * s}, -1).to(x.scalar_type());
+}
+
+at::Tensor RotateNeighbours(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine) {
+  const at::Tensor pairs = x.to(at::kFloat).unflatten(-1, {x.size(-1) / 2, 2});
+  const at::Tensor even = pairs.select(-1, 0);
+  const at::Tensor odd = pairs.select(-1, 1);
+  const at::Tensor c = cosine.unsqueeze(1);
+  const at::Tensor s = sine.unsqueeze(1);
+  return at::stack({even * c - odd * s, odd * c + even * s}, -1).flatten(-2).to(x.scalar_type());
+}
+
+void NormHeads(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
+  const at::Tensor heads = x.to(at::kFloat).reshape({-1, x.size(-1)});
+  x.copy_(AddAndNorm(heads, {}, weight, epsilon).view(x.sizes()));
 }
 
 at::Tensor reference::AddAndNorm(const at::Tensor& x, const at::Tensor& add,

@@ -27,6 +27,13 @@ at::Tensor SiluAndMultiply(const at::Tensor& gate_up);
 // cosine, sine: fp32 [rows, n/2]. ATen only.
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine);
 
+// The same of the pairs (2i, 2i + 1).
+at::Tensor RotateNeighbours(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine);
+
+// The root-mean-square norm of each head on its own, as in AddAndNorm, in place. x: [rows, heads,
+// n], whose last dimension is contiguous; weight: [n].
+void NormHeads(const at::Tensor& x, const at::Tensor& weight, double epsilon);
+
 namespace reference {
 at::Tensor AddAndNorm(const at::Tensor& x, const at::Tensor& add, const at::Tensor& weight,
                       double epsilon);

@@ -1,7 +1,6 @@
 #include "model/paged_attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "model/cpu_attention.h"
@@ -33,10 +32,13 @@ std::int64_t PartsOf(const Task& task) {
 template <typename T>
 class Worker {
  public:
-  Worker(const AttentionSizes& sizes, const T* qkv, const KvLayer& layer, T* out)
+  // `row_size`: elements from the queries of one row to those of the next.
+  Worker(const AttentionSizes& sizes, const T* queries, std::int64_t row_size, const KvLayer& layer,
+         T* out)
       : sizes_(sizes),
         group_(sizes.heads / sizes.kv_heads),
-        qkv_(qkv),
+        queries_(queries),
+        row_size_(row_size),
         keys_(static_cast<const T*>(layer.keys.const_data_ptr())),
         values_(static_cast<const T*>(layer.values.const_data_ptr())),
         out_(out) {}
@@ -86,13 +88,12 @@ class Worker {
 
   // The queries of a key head, [rows · group, head_size].
   const T* Queries(const Task& task, std::int64_t head) {
-    const std::int64_t row_size = (sizes_.heads + 2 * sizes_.kv_heads) * sizes_.head_size;
     const std::int64_t size = group_ * sizes_.head_size;
-    const T* first = qkv_ + task.row * row_size + head * size;
+    const T* first = queries_ + task.row * row_size_ + head * size;
     if (task.rows == 1) return first;
     own_queries_.resize(Size(task.rows * size));
     for (std::int64_t i = 0; i < task.rows; ++i) {
-      std::copy_n(first + i * row_size, size, own_queries_.data() + i * size);
+      std::copy_n(first + i * row_size_, size, own_queries_.data() + i * size);
     }
     return own_queries_.data();
   }
@@ -130,13 +131,14 @@ class Worker {
                 .slot_stride = Size(sizes_.kv_heads * sizes_.head_size),
                 .blocks = task.blocks + part * (kPart / kKvBlock),
                 .tokens = Size(task.context + skipped - part * kPart),
-                .scale = 1.0F / std::sqrt(static_cast<float>(sizes_.head_size))},
+                .scale = static_cast<float>(sizes_.Scale())},
                next_, Results(result, task.rows, skipped));
   }
 
   const AttentionSizes& sizes_;
   const std::int64_t group_;
-  const T* qkv_;
+  const T* queries_;
+  const std::int64_t row_size_;
   const T* keys_;
   const T* values_;
   T* out_;
@@ -187,10 +189,10 @@ std::int64_t PagedAttention::UnitAt(std::int64_t cost) const {
 }
 
 template <typename T>
-void PagedAttention::Attend(const T* qkv, const KvLayer& layer, T* out) {
+void PagedAttention::Attend(const T* queries, std::int64_t row_size, const KvLayer& layer, T* out) {
   const auto tasks = static_cast<std::int64_t>(tasks_.size());
   const auto run = [&](std::int64_t first, std::int64_t last) {
-    Worker<T> worker(sizes_, qkv, layer, out);
+    Worker<T> worker(sizes_, queries, row_size, layer, out);
     for (std::int64_t unit = first; unit < last; ++unit) {
       const std::int64_t task = unit / sizes_.kv_heads;
       worker.Compute(tasks_[Size(task)], unit % sizes_.kv_heads,
@@ -206,7 +208,7 @@ void PagedAttention::Attend(const T* qkv, const KvLayer& layer, T* out) {
                 run(UnitAt(total * first / threads), UnitAt(total * last / threads));
               });
 
-  Worker<T> worker(sizes_, qkv, layer, out);
+  Worker<T> worker(sizes_, queries, row_size, layer, out);
   for (const Task& task : divided_) {
     const std::int64_t parts = PartsOf(task);
     for (std::int64_t head = 0; head < sizes_.kv_heads; ++head) {
@@ -217,13 +219,14 @@ void PagedAttention::Attend(const T* qkv, const KvLayer& layer, T* out) {
   }
 }
 
-void PagedAttention::Attend(const at::Tensor& qkv, const KvLayer& layer, const at::Tensor& out) {
+void PagedAttention::Attend(const at::Tensor& queries, const KvLayer& layer,
+                            const at::Tensor& out) {
   if (tasks_.empty()) return;
-  if (qkv.scalar_type() == at::kFloat) {
-    Attend(static_cast<const float*>(qkv.const_data_ptr()), layer,
+  if (queries.scalar_type() == at::kFloat) {
+    Attend(static_cast<const float*>(queries.const_data_ptr()), queries.size(1), layer,
            static_cast<float*>(out.mutable_data_ptr()));
   } else {
-    Attend(static_cast<const Bf16*>(qkv.const_data_ptr()), layer,
+    Attend(static_cast<const Bf16*>(queries.const_data_ptr()), queries.size(1), layer,
            static_cast<Bf16*>(out.mutable_data_ptr()));
   }
 }

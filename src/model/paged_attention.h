@@ -1,5 +1,5 @@
 // Attention on the CPU kernels, in bf16 and fp32: reads keys and values from the cache's blocks,
-// without gathering or padding. The result of a row does not depend on the batch around it or on
+// without gathering or padding. It knows no windows. The result of a row does not depend on the batch around it or on
 // the number of threads.
 #pragma once
 
@@ -34,14 +34,15 @@ class PagedAttention {
   // All rows of a sequence, whose blocks must outlive this object.
   void Add(const SequenceSlice& sequence);
 
-  // qkv: [rows, (heads + 2 · kv_heads) · head_size], of which the queries are read; keys and values
-  // are in `layer` already. Writes the rows that were added into `out`, [rows, heads · head_size].
-  void Attend(const at::Tensor& qkv, const KvLayer& layer, const at::Tensor& out);
+  // queries: [rows, n], contiguous; each row begins with its heads · head_size queries. Keys and
+  // values are in `layer` already. Writes the rows that were added into `out`, [rows, heads ·
+  // head_size].
+  void Attend(const at::Tensor& queries, const KvLayer& layer, const at::Tensor& out);
 
  private:
   void AddTask(const Task& task);
   template <typename T>
-  void Attend(const T* qkv, const KvLayer& layer, T* out);
+  void Attend(const T* queries, std::int64_t row_size, const KvLayer& layer, T* out);
   // Units of work are the pairs of a task and a key head, in this order: the first unit that does
   // not begin before `cost`.
   std::int64_t UnitAt(std::int64_t cost) const;

@@ -1,22 +1,18 @@
-// Qwen2 and Qwen2.5: Llama with biases of queries, keys and values.
+// Qwen2 and Qwen2.5: Llama with biases of queries, keys and values; some layers may have a window.
 #include "model/architecture.h"
-#include "model/json_fields.h"
+#include "model/qwen_windows.h"
 
 namespace syncline::model {
 namespace {
 
 base::Status ReadQwen2(const base::Json& json, ModelConfig& config) {
   config.qkv_bias = true;
-  bool windows = false;
-  SYNCLINE_TRY(ReadField(json, "use_sliding_window", windows));
-  if (!windows) return {};
-  return base::Fail(base::Code::kIncompatible,
-                    "use_sliding_window: windows of some layers only are not served");
+  return ReadQwenWindows(json, config);
 }
 
 }  // namespace
 
 extern const Architecture kQwen2;
-const Architecture kQwen2 = {"Qwen2ForCausalLM", ReadQwen2, PlanDenseLayer};
+const Architecture kQwen2 = {"Qwen2ForCausalLM", ReadQwen2, PlanGroupedLayer};
 
 }  // namespace syncline::model

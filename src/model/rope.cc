@@ -34,6 +34,7 @@ base::Status CheckRange(const RopeConfig& rope) {
   SYNCLINE_TRY(check("rope_theta", rope.theta, rope.theta > 1));
   SYNCLINE_TRY(check("factor", rope.factor, rope.factor >= 1));
   SYNCLINE_TRY(check("attention_factor", rope.attention_factor, rope.attention_factor > 0));
+  SYNCLINE_TRY(check("mscale_all_dim's factor", rope.score_factor, rope.score_factor > 0));
   if (rope.kind == Kind::kLlama3) {
     SYNCLINE_TRY(
         check("low_freq_factor", rope.low_frequency_factor, rope.low_frequency_factor > 0));
@@ -119,16 +120,19 @@ base::Result<RopeConfig> ParseRopeConfig(const Json& config, std::uint32_t max_p
     SYNCLINE_TRY(ReadField(*parameters, "beta_fast", rope.beta_fast));
     SYNCLINE_TRY(ReadField(*parameters, "beta_slow", rope.beta_slow));
     SYNCLINE_TRY(ReadField(*parameters, "truncate", rope.truncate));
+    const auto get_scale = [&](double mscale) {
+      return rope.factor <= 1 ? 1.0 : 0.1 * mscale * std::log(rope.factor) + 1.0;
+    };
+    double mscale_all = 0;
+    SYNCLINE_TRY(ReadField(*parameters, "mscale_all_dim", mscale_all));
+    if (rope.kind != Kind::kDefault && mscale_all != 0) {
+      rope.score_factor = get_scale(mscale_all) * get_scale(mscale_all);
+    }
     if (rope.kind == Kind::kYarn) {
       // Without a given attention_factor it follows from the factor (and, in DeepSeek's form, from
       // two "mscale" fields).
-      const auto get_scale = [&](double mscale) {
-        return rope.factor <= 1 ? 1.0 : 0.1 * mscale * std::log(rope.factor) + 1.0;
-      };
       double mscale = 0;
-      double mscale_all = 0;
       SYNCLINE_TRY(ReadField(*parameters, "mscale", mscale));
-      SYNCLINE_TRY(ReadField(*parameters, "mscale_all_dim", mscale_all));
       rope.attention_factor = mscale != 0 && mscale_all != 0
                                   ? get_scale(mscale) / get_scale(mscale_all)
                                   : get_scale(1.0);

@@ -26,7 +26,10 @@ struct RopeConfig {
   double beta_fast = 32.0;             // yarn
   double beta_slow = 1.0;              // yarn
   double attention_factor = 1.0;       // yarn: multiplies cos and sin
-  bool truncate = true;                // yarn: corrected dimensions are whole numbers
+  // What latent attention multiplies its scores by, for rotations that are stretched
+  // ("mscale_all_dim").
+  double score_factor = 1.0;
+  bool truncate = true;  // yarn: corrected dimensions are whole numbers
 
   bool operator==(const RopeConfig&) const = default;
 };

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from random_models import expected, prompt, served
+from random_models import make as make_model
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -39,51 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def make(path: Path, fields: dict[str, Any], dtype: str) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(3)
-    sizes = {
-        "vocab_size": 211,
-        "hidden_size": 48,
-        "intermediate_size": 88,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.2,
-    }
-    model = LlamaForCausalLM(LlamaConfig(**(sizes | fields)))
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if name.endswith("bias"):
-                value.normal_(0, 0.2)
-    model.to(getattr(torch, dtype)).save_pretrained(path)
-
-
-def expected(path: Path, ids: list[int], dtype: str) -> np.ndarray[Any, Any]:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
-    with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0].double()
-    rows = torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
-    return rows.numpy()
-
-
-def served(engine: Any, ids: list[int]) -> np.ndarray[Any, Any]:
-    reply = engine.generate(
-        input_ids=ids,
-        sampling_params={"max_new_tokens": 0},
-        return_logprob=True,
-        logprob_start_len=0,
-    )
-    rows = reply["meta_info"]["input_token_logprobs"]
-    assert [row[1] for row in rows] == ids
-    return np.array([row[0] for row in rows[1:]])
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
+    make_model(path, "Llama", heads | fields, dtype)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -91,7 +50,7 @@ def test_fp32(start_engine: Any, tmp_path: Path, case: str) -> None:
     """Equal to 1e-4; prompts go in pieces of 37 tokens, so attention over earlier pieces is seen."""
     make(tmp_path, CASES[case], "float32")
     engine = start_engine(tmp_path, options={"chunked_prefill_size": 37})
-    ids = np.random.default_rng(5).integers(0, 200, 150).tolist()
+    ids = prompt()
     assert np.abs(served(engine, ids) - expected(tmp_path, ids, "float32")).max() < 1e-4
     engine.close()
 
@@ -102,7 +61,7 @@ def test_half_precision(start_engine: Any, tmp_path: Path, case: str, dtype: str
     """As near to fp32 as transformers is in that type."""
     make(tmp_path, CASES[case], dtype)
     engine = start_engine(tmp_path)
-    ids = np.random.default_rng(5).integers(0, 200, 150).tolist()
+    ids = prompt()
     exact = expected(tmp_path, ids, "float32")
     ours = np.abs(served(engine, ids) - exact)
     theirs = np.abs(expected(tmp_path, ids, dtype) - exact)
@@ -114,15 +73,15 @@ def test_decoding_reads_what_the_prompt_wrote(start_engine: Any, tmp_path: Path)
     """Greedy tokens one by one, and the log-probabilities of the whole computed at once, agree."""
     make(tmp_path, {}, "float32")
     engine = start_engine(tmp_path, options={"max_total_tokens": 512})
-    prompts = [np.random.default_rng(i).integers(0, 200, 3 + 11 * i).tolist() for i in range(6)]
+    prompts = [prompt(3 + 11 * i, seed=i) for i in range(6)]
     replies = engine.generate(
         input_ids=prompts,
         sampling_params={"max_new_tokens": 60, "temperature": 0, "ignore_eos": True},
         return_logprob=True,
     )
-    for prompt, reply in zip(prompts, replies, strict=True):
+    for start, reply in zip(prompts, replies, strict=True):
         rows = reply["meta_info"]["output_token_logprobs"]
         found = np.array([row[0] for row in rows])
-        whole = served(engine, prompt + reply["output_ids"])[len(prompt) - 1 :]
+        whole = served(engine, start + reply["output_ids"])[len(start) - 1 :]
         assert np.abs(found - whole).max() < 1e-4
     engine.close()
