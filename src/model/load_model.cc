@@ -28,6 +28,13 @@ base::Result<layout::ShardPlanner::DtypeOf> TypesOf(const checkpoint::Checkpoint
 
 }  // namespace
 
+base::Status CheckDivision(base::FileSystem& files, const std::string& directory,
+                           const layout::Shard& shard) {
+  SYNCLINE_ASSIGN(const ModelConfig config, ReadModelConfig(files, directory));
+  SYNCLINE_TRY(PlanModel(config, shard, [](std::string_view) { return tensor::Dtype::kBF16; }));
+  return {};
+}
+
 base::Result<std::unique_ptr<Model>> LoadModel(base::FileSystem& files,
                                                const std::string& directory,
                                                const ModelOptions& options) {

@@ -52,6 +52,10 @@ struct ModelOptions {
   Collectives* collectives = nullptr;  // must outlive the model; null where shard.size is 1
 };
 
+// Can the checkpoint's model be divided so? kInvalidArgument says what cannot. Reads only config.json.
+base::Status CheckDivision(base::FileSystem& files, const std::string& directory,
+                           const layout::Shard& shard);
+
 // Opens the checkpoint directory and loads this rank's part of its weights.
 base::Result<std::unique_ptr<Model>> LoadModel(base::FileSystem& files,
                                                const std::string& directory,

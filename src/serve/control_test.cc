@@ -138,9 +138,6 @@ TEST_F(ControlTest, ServerInfo) {
   const Json json = ParseReply(Get("/get_server_info"));
   EXPECT_EQ(At(json, "max_running_requests"), "8");
   EXPECT_EQ(At(json, "weight_version"), R"("8")");  // the live one, not the option
-  for (const char* size : {"tp_size", "pp_size", "dp_size", "num_gpus_per_engine"}) {
-    EXPECT_EQ(At(json, size), "1") << size;
-  }
   EXPECT_EQ(At(json, "disaggregation_mode"), R"("null")");
   EXPECT_EQ(At(json, "encoder_only"), "false");
   EXPECT_EQ(At(json, "version"), R"("1.2.3")");

@@ -71,12 +71,6 @@ void ShowServerInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange
     info.emplace_back(name, std::move(value));
   };
   for (const auto& [name, value] : ModelInfo(front)) set(name.c_str(), value);
-  // One process, no parallelism: what clients of an external engine ask for.
-  for (const char* name :
-       {"tp_size", "pp_size", "dp_size", "ep_size", "nnodes", "num_gpus", "num_gpus_per_engine"}) {
-    set(name, std::uint64_t{1});
-  }
-  set("node_rank", std::uint64_t{0});
   set("encoder_only", false);
   set("enable_memory_saver", false);
   set("disaggregation_mode", "null");

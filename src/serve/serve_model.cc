@@ -92,8 +92,15 @@ Status StartTokenizer(const Options& options, Loaded& loaded) {
   return {};
 }
 
-Status FormRanks(const RankSetting& setting, Loaded& loaded, Front& front) {
+layout::Shard ShardOf(const Options& options, const RankSetting& setting) {
+  return {.rank = 0, .size = setting.placement.group.size, .expert_groups = options.ep};
+}
+
+Status FormRanks(const Options& options, const RankSetting& setting, Loaded& loaded, Front& front) {
   if (setting.placement.group.size == 1) return {};
+  // Now, not when all ranks have been started.
+  SYNCLINE_TRY(
+      model::CheckDivision(base::FileSystem::Posix(), options.model, ShardOf(options, setting)));
   SYNCLINE_ASSIGN(loaded.ranks, Lead(setting, [&front](const base::Error& error) {
                     front.Fail(error);
                     StopSignal::Raise();
@@ -102,9 +109,8 @@ Status FormRanks(const RankSetting& setting, Loaded& loaded, Front& front) {
 }
 
 Status LoadModel(const Options& options, const RankSetting& setting, Loaded& loaded) {
-  model::ModelOptions wanted = {
-      .threads = ThreadsOf(options, setting.placement),
-      .shard = {.rank = 0, .size = setting.placement.group.size, .expert_groups = options.ep}};
+  model::ModelOptions wanted = {.threads = ThreadsOf(options, setting.placement),
+                                .shard = ShardOf(options, setting)};
   if (loaded.ranks) wanted.collectives = loaded.ranks->collectives.get();
   auto model = model::LoadModel(base::FileSystem::Posix(), options.model, wanted);
   if (!model) {
@@ -120,7 +126,7 @@ Status LoadModel(const Options& options, const RankSetting& setting, Loaded& loa
 
 Status Load(const Options& options, const RankSetting& setting, Loaded& loaded, Front& front) {
   SYNCLINE_TRY(StartTokenizer(options, loaded));  // first: the helper starts meanwhile
-  SYNCLINE_TRY(FormRanks(setting, loaded, front));
+  SYNCLINE_TRY(FormRanks(options, setting, loaded, front));
   SYNCLINE_TRY(LoadModel(options, setting, loaded));
   const model::ModelConfig& config = loaded.model->config();
   SYNCLINE_ASSIGN(loaded.engine,
