@@ -96,6 +96,16 @@ class Exits {
 
 bool IsThere(std::int64_t pid) { return kill(static_cast<pid_t>(pid), 0) == 0; }
 
+// Readable when that process has ended, whoever its parent is; not open on a kernel without pidfds.
+Descriptor Watch(std::int64_t pid) {
+  return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
+}
+// Waits for it.
+bool HasEnded(const Descriptor& handle) {
+  pollfd state = {.fd = handle.get(), .events = POLLIN, .revents = 0};
+  return poll(&state, 1, 60'000) == 1;
+}
+
 // The number in a file that another process writes.
 std::int64_t AwaitNumber(const std::string& path) {
   for (const Deadline end = steady_clock::now() + kForever; steady_clock::now() < end;) {
@@ -182,13 +192,15 @@ TEST(Launch, StopEndsThePoliteAndTheStubborn) {
                        Shell(2, "trap '' TERM; echo 1 end > " + (directory / "2") +
                                     "; while true; do sleep 0.01; done"),
                        // A child of its own, which would be an orphan.
-                       Shell(3, "sleep 1000 & echo $! end > " + (directory / "3") + "; wait")},
+                       Shell(3, "(trap '' TERM; exec sleep 1000) & echo $! end > " +
+                                    (directory / "3") + "; wait")},
                       exits.Listener()));
   (void)AwaitNumber(directory / "1");
   (void)AwaitNumber(directory / "2");
   const std::int64_t grandchild = AwaitNumber(directory / "3");
-  EXPECT_TRUE(IsThere(grandchild));
+  const Descriptor handle = Watch(grandchild);
   launcher->Stop(milliseconds(300));
+  EXPECT_TRUE(!handle.open() || HasEnded(handle));
   for (const std::int64_t pid : launcher->pids()) EXPECT_FALSE(IsThere(pid));
   EXPECT_EQ(AwaitNumber(directory / "polite"), 1);
   EXPECT_EQ(exits.count(), 0);
@@ -243,12 +255,10 @@ TEST(ExitWithParent, NoRankOutlivesALauncherThatIsKilled) {
       const auto launcher,
       Launcher::Start({Self(1, "Launches", {{"TEST_FILE", path}})}, exits.Listener()));
   const std::int64_t grandchild = AwaitNumber(path);
-  const Descriptor handle(
-      static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(grandchild), 0)));
+  const Descriptor handle = Watch(grandchild);
   if (!handle.open()) GTEST_SKIP() << "this kernel has no pidfds";
   kill(static_cast<pid_t>(launcher->pids()[0]), SIGKILL);
-  pollfd state = {.fd = handle.get(), .events = POLLIN, .revents = 0};
-  EXPECT_EQ(poll(&state, 1, 60'000), 1);
+  EXPECT_TRUE(HasEnded(handle));
   EXPECT_THAT(exits.Of(1).text, HasSubstr("was killed by signal 9"));
 }
 
