@@ -227,20 +227,45 @@ TEST_P(DecoderRanks, DerivedWeightsFollowAnUpdateAndStayInPlaceBr25) {
   EXPECT_EQ(RunSteps(*model, steps), logits_a);
 }
 
-TEST(LatentDecoder, HasDerivedWeightsOfTheLocalHeads) {
-  const SmallModel small = MakeSmallModel("DeepseekV3ForCausalLM", 4, Dtype::kF32, true);
+// A parameter by name, as fp32.
+std::span<const float> FloatsOf(Model& model, const std::string& name) {
+  const std::size_t parameter = model.plan().FindParameter(name);
+  EXPECT_NE(parameter, layout::Plan::npos) << name;
+  const base::MutableByteSpan bytes = model.parameters().live()[parameter];
+  return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
+TEST(LatentDecoder, DerivedWeightsAreThoseOfTheLocalHeadsTransposed) {
+  const SmallModel small = MakeSmallModel("DeepseekV3ForCausalLM", 4, Dtype::kF32, /*even=*/true);
   const ModelConfig config = ParseSmall(small);
-  ASSERT_OK_AND_ASSIGN(const DecoderPlan plan, PlanSmall(small, {.rank = 1, .size = 2}));
-  const std::size_t k = plan.plan.FindParameter("model.layers.0.self_attn.kv_b_proj.absorbed_k");
-  const std::size_t v = plan.plan.FindParameter("model.layers.0.self_attn.kv_b_proj.absorbed_v");
-  ASSERT_NE(k, layout::Plan::npos);
-  ASSERT_NE(v, layout::Plan::npos);
-  EXPECT_TRUE(plan.plan.IsDerived(k) && plan.plan.IsDerived(v));
   const LatentConfig& latent = *config.latent;
-  EXPECT_THAT(plan.plan.parameters()[k].shape,
-              testing::ElementsAre(config.heads / 2, latent.kv_rank, latent.nope_size));
-  EXPECT_THAT(plan.plan.parameters()[v].shape,
-              testing::ElementsAre(config.heads / 2, latent.value_size, latent.kv_rank));
+  ASSERT_OK_AND_ASSIGN(const DecoderPlan plan, PlanSmall(small, {}));
+  const layout::Shard shard{.rank = 1, .size = 2};
+  ASSERT_OK_AND_ASSIGN(const auto model, MakeRank(small, MakeWeights(plan.plan, 4),
+                                                  {.threads = 1, .shard = shard}, kBlocks));
+  const std::string prefix = "model.layers.1.self_attn.kv_b_proj.";
+  const auto kv_b = FloatsOf(*model, prefix + "weight");
+  const auto k = FloatsOf(*model, prefix + "absorbed_k");
+  const auto v = FloatsOf(*model, prefix + "absorbed_v");
+  const std::size_t heads = config.heads / 2;
+  const std::size_t rank = latent.kv_rank;
+  ASSERT_EQ(k.size(), heads * rank * latent.nope_size);
+  ASSERT_EQ(v.size(), heads * rank * latent.value_size);
+  for (std::size_t head = 0; head < heads; ++head) {
+    const std::size_t first = head * (latent.nope_size + latent.value_size);
+    for (std::size_t l = 0; l < rank; ++l) {
+      for (std::size_t i = 0; i < latent.nope_size; ++i) {
+        ASSERT_EQ(k[(head * rank + l) * latent.nope_size + i], kv_b[(first + i) * rank + l]);
+      }
+      for (std::size_t i = 0; i < latent.value_size; ++i) {
+        ASSERT_EQ(v[(head * latent.value_size + i) * rank + l],
+                  kv_b[(first + latent.nope_size + i) * rank + l]);
+      }
+    }
+  }
+  for (const char* name : {"absorbed_k", "absorbed_v"}) {
+    EXPECT_TRUE(model->plan().IsDerived(model->plan().FindParameter(prefix + name)));
+  }
 }
 
 }  // namespace
