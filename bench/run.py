@@ -17,6 +17,7 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import codec
 import generation
+import plans
 import replica
 import steps
 from lines import Report
@@ -41,6 +42,7 @@ def main() -> None:
     steps.run(report, arguments.cache, ROOT / "build/bench/scratch")
     replica.run(report, arguments.cache, ROOT / "build/bench/scratch")
     codec.run(report, arguments.cache, ROOT / "build/bench/scratch")
+    plans.run(report)
     report.write(arguments.out)
 
 

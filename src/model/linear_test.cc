@@ -138,5 +138,34 @@ RC_GTEST_PROP(Linear, IsWithinRoundingWhateverTheTypeAndLayout, ()) {
   RC_ASSERT(viewed.to(type).equal(Linear(x, weight, {})));
 }
 
+RC_GTEST_PROP(Linear, BatchIsOneProductAfterTheOther, ()) {
+  const auto count = *rc::gen::inRange<std::int64_t>(1, 9);
+  const auto rows = *rc::gen::inRange<std::int64_t>(1, 40);
+  const auto inputs = *rc::gen::inRange<std::int64_t>(1, 100);
+  const auto outputs = *rc::gen::inRange<std::int64_t>(1, 100);
+  const auto type = *rc::gen::element(at::kBFloat16, at::kFloat);
+  const at::Tensor x = Random({count, rows, inputs}, type);
+  const at::Tensor weight = Random({count, outputs, inputs}, type);
+  const at::Tensor found = BatchedLinear(x, weight);
+  RC_ASSERT(found.scalar_type() == type);
+  for (std::int64_t i = 0; i < count; ++i) ExpectNearExact(found[i], x[i], weight[i], {});
+}
+
+// In whatever types the operands are, and however many rows: a sum of products in fp32.
+TEST(Linear, ExactOneIsNotRounded) {
+  for (const at::ScalarType x_type : {at::kBFloat16, at::kFloat}) {
+    for (const at::ScalarType weight_type : {at::kBFloat16, at::kFloat}) {
+      for (const std::int64_t rows : {1, 3, 100}) {
+        const at::Tensor x = Random({rows, 200}, x_type);
+        const at::Tensor weight = Random({30, 200}, weight_type);
+        const at::Tensor found = ExactLinear(x, weight);
+        EXPECT_EQ(found.scalar_type(), at::kFloat);
+        const at::Tensor exact = at::linear(x.to(at::kDouble), weight.to(at::kDouble));
+        EXPECT_LT((found.to(at::kDouble) - exact).abs().max().item<double>(), 1e-4);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace syncline::model

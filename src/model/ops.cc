@@ -101,7 +101,7 @@ at::Tensor RotateNeighbours(const at::Tensor& x, const at::Tensor& cosine, const
 }
 
 void NormHeads(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
-  const at::Tensor heads = x.to(at::kFloat).reshape({-1, x.size(-1)});
+  const at::Tensor heads = x.to(at::kFloat).reshape({-1, x.size(-1)}).contiguous();
   x.copy_(AddAndNorm(heads, {}, weight, epsilon).view(x.sizes()));
 }
 

@@ -3,10 +3,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/complex.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -157,6 +160,41 @@ TEST_P(OpsTest, RotationIsWithinRoundingOfTheExactOne) {
 
 // Numbers beside every bf16 round as ATen rounds them; NaN stays NaN. A rotation by "angles" of
 // which the sines are 0 multiplies by the cosines and rounds.
+// As a product of complex numbers; the other form is the same after the pairs are sorted.
+TEST_P(OpsTest, RotationOfNeighboursIsAProductOfComplexNumbers) {
+  for (const std::int64_t size : {2, 8, 18, 64}) {
+    const at::Tensor x = Random({5, 3, size}, GetParam());
+    const at::Tensor angle = at::randn({5, size / 2}) * 3;
+    const at::Tensor found = RotateNeighbours(x, angle.cos(), angle.sin());
+    EXPECT_EQ(found.scalar_type(), GetParam());
+    const at::Tensor turn = at::complex(Wide(angle.cos()), Wide(angle.sin())).unsqueeze(1);
+    const at::Tensor pairs = at::view_as_complex(Wide(x).unflatten(2, {size / 2, 2}).contiguous());
+    const at::Tensor exact = at::view_as_real(pairs * turn).flatten(2);
+    const at::Tensor magnitude = pairs.abs().repeat_interleave(2, 2);
+    ExpectWithin(found, exact,
+                 exact.abs() * (1.01 * RoundingOf(GetParam())) + magnitude * (4 * kFloatRounding));
+    const at::Tensor sorted = at::cat({x.slice(2, 0, size, 2), x.slice(2, 1, size, 2)}, 2);
+    const at::Tensor halves = Rotate(sorted, angle.cos(), angle.sin());
+    EXPECT_TRUE(at::cat({found.slice(2, 0, size, 2), found.slice(2, 1, size, 2)}, 2).equal(halves));
+  }
+}
+
+TEST_P(OpsTest, HeadsAreNormedEachOnItsOwnInPlace) {
+  for (const std::int64_t count : {1, 3}) {
+    const at::Tensor x = Random({7, count + 2, 24}, GetParam());
+    const at::Tensor weight = Random({24}, GetParam());
+    const at::Tensor found = x.clone();
+    NormHeads(found.narrow(1, 1, count), weight, 1e-5);
+    EXPECT_TRUE(found.select(1, 0).equal(x.select(1, 0)));
+    EXPECT_TRUE(found.select(1, count + 1).equal(x.select(1, count + 1)));
+    const at::Tensor heads = x.narrow(1, 1, count);
+    const at::Tensor exact =
+        Wide(weight) * Wide(heads) / (Wide(heads).square().mean({-1}, true) + 1e-5).sqrt();
+    const double share = 1.01 * RoundingOf(GetParam()) + 32 * kFloatRounding;
+    ExpectWithin(found.narrow(1, 1, count), exact, exact.abs() * share);
+  }
+}
+
 TEST(Bf16RoundingTest, IsToNearestEven) {
   const at::Tensor bits = at::arange(std::int64_t{0}, std::int64_t{1} << 16).unsqueeze(1) * 65536 +
                           at::tensor({0, 1, 0x7fff, 0x8000, 0x8001, 0xffff}).unsqueeze(0);

@@ -54,7 +54,7 @@ class GroupFollower final : public Follower {
                .on_fault = [this](const Fault& fault) { LoseLeader(fault); }}) {}
 
   ~GroupFollower() override {
-    if (gave_up_) (void)work_.AwaitClosed(steady_clock::now() + kFarewellTime);
+    if (gave_up()) (void)work_.AwaitClosed(steady_clock::now() + kFarewellTime);
     commands_.Stop();
     work_.Stop();
     commands_.End();
@@ -118,6 +118,11 @@ class GroupFollower final : public Follower {
 
  private:
   enum class State { kOpen, kFailed, kEnded };
+
+  bool gave_up() const {
+    const std::scoped_lock lock(state_mutex_);
+    return gave_up_;
+  }
 
   static Timing TimingOf(const Welcome& welcome) {
     return {.heartbeat = milliseconds(welcome.heartbeat_ms),

@@ -96,6 +96,16 @@ class Exits {
 
 bool IsThere(std::int64_t pid) { return kill(static_cast<pid_t>(pid), 0) == 0; }
 
+// Readable when that process has ended, whoever its parent is; not open on a kernel without pidfds.
+Descriptor Watch(std::int64_t pid) {
+  return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
+}
+// Waits for it.
+bool HasEnded(const Descriptor& handle) {
+  pollfd state = {.fd = handle.get(), .events = POLLIN, .revents = 0};
+  return poll(&state, 1, 60'000) == 1;
+}
+
 // The number in a file that another process writes.
 std::int64_t AwaitNumber(const std::string& path) {
   for (const Deadline end = steady_clock::now() + kForever; steady_clock::now() < end;) {
@@ -182,13 +192,15 @@ TEST(Launch, StopEndsThePoliteAndTheStubborn) {
                        Shell(2, "trap '' TERM; echo 1 end > " + (directory / "2") +
                                     "; while true; do sleep 0.01; done"),
                        // A child of its own, which would be an orphan.
-                       Shell(3, "sleep 1000 & echo $! end > " + (directory / "3") + "; wait")},
+                       Shell(3, "(trap '' TERM; exec sleep 1000) & echo $! end > " +
+                                    (directory / "3") + "; wait")},
                       exits.Listener()));
   (void)AwaitNumber(directory / "1");
   (void)AwaitNumber(directory / "2");
   const std::int64_t grandchild = AwaitNumber(directory / "3");
-  EXPECT_TRUE(IsThere(grandchild));
+  const Descriptor handle = Watch(grandchild);
   launcher->Stop(milliseconds(300));
+  EXPECT_TRUE(!handle.open() || HasEnded(handle));
   for (const std::int64_t pid : launcher->pids()) EXPECT_FALSE(IsThere(pid));
   EXPECT_EQ(AwaitNumber(directory / "polite"), 1);
   EXPECT_EQ(exits.count(), 0);
@@ -243,23 +255,21 @@ TEST(ExitWithParent, NoRankOutlivesALauncherThatIsKilled) {
       const auto launcher,
       Launcher::Start({Self(1, "Launches", {{"TEST_FILE", path}})}, exits.Listener()));
   const std::int64_t grandchild = AwaitNumber(path);
-  const Descriptor handle(
-      static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(grandchild), 0)));
+  const Descriptor handle = Watch(grandchild);
   if (!handle.open()) GTEST_SKIP() << "this kernel has no pidfds";
   kill(static_cast<pid_t>(launcher->pids()[0]), SIGKILL);
-  pollfd state = {.fd = handle.get(), .events = POLLIN, .revents = 0};
-  EXPECT_EQ(poll(&state, 1, 60'000), 1);
+  EXPECT_TRUE(HasEnded(handle));
   EXPECT_THAT(exits.Of(1).text, HasSubstr("was killed by signal 9"));
 }
 
-// Follows a leader until the end of the group. Exit status 0: an orderly end. 1: the group failed
-// with the text that was expected.
-TEST(Child, DISABLED_Follows) {
-  if (!ExitWithParent()) _exit(kWrong);
+// Follows a leader until the end of the group. 0: an orderly end. 1: the group failed with the text
+// that was expected.
+int Follow() {
+  if (!ExitWithParent()) return kWrong;
   const auto rank = static_cast<std::uint32_t>(std::stoul(Setting("TEST_RANK")));
   auto joined = Follower::Join(
       TestFollowerOptions(rank, 4, static_cast<std::uint16_t>(std::stoul(Setting("TEST_PORT")))));
-  if (!joined) _exit(kWrong);
+  if (!joined) return kWrong;
   Follower& follower = **joined;
   follower.OnWork([&](Message message) {
     if (message.kind == 7) return;  // no answer to that
@@ -267,11 +277,12 @@ TEST(Child, DISABLED_Follows) {
   });
   while (true) {
     const auto next = follower.Next();
-    if (!next) _exit(next.error().message.contains(Setting("TEST_EXPECTED")) ? 1 : kWrong);
-    if (!*next) _exit(0);
+    if (!next) return next.error().message.contains(Setting("TEST_EXPECTED")) ? 1 : kWrong;
+    if (!*next) return 0;
     follower.Reply((*next)->id, Bytes(std::to_string(rank)));
   }
 }
+TEST(Child, DISABLED_Follows) { _exit(Follow()); }
 
 // A leader with three followers in processes of their own.
 struct Processes {
@@ -375,15 +386,17 @@ bool EnterLinkLocalNetwork() {
   return ioctl(control.get(), SIOCSIFADDR, &request) == 0;
 }
 
-TEST(Child, DISABLED_MeetsAtLinkLocal) {
-  if (!EnterLinkLocalNetwork()) _exit(kSkipped);
+int MeetAtLinkLocal() {
+  if (!EnterLinkLocalNetwork()) return kSkipped;
   LeaderOptions options = TestLeaderOptions(3);
   options.listen = ParseAddress("[fe80::1%lo]:0").value();
-  const auto leader = Leader::Listen(options);
-  if (!leader) {
-    ADD_FAILURE() << leader.error().message;
-    _exit(kWrong);
+  auto leader = Leader::Listen(options);
+  // The kernel takes a moment until the new address may be used.
+  for (int i = 0; i < 1000 && !leader; ++i) {
+    (void)poll(nullptr, 0, 5);
+    leader = Leader::Listen(options);
   }
+  if (!leader) return kWrong;
   std::vector<std::future<base::Result<std::unique_ptr<Follower>>>> joins;
   for (std::uint32_t rank = 1; rank < 3; ++rank) {
     FollowerOptions follower = TestFollowerOptions(rank, 3, 0);
@@ -393,9 +406,9 @@ TEST(Child, DISABLED_MeetsAtLinkLocal) {
   }
   bool ok = (*leader)->Join().has_value();
   for (auto& join : joins) ok = join.get().has_value() && ok;
-  ok = ok && (*leader)->peers()[0].host == "fe80::1%lo";
-  _exit(ok ? 0 : kWrong);
+  return ok && (*leader)->peers()[0].host == "fe80::1%lo" ? 0 : kWrong;
 }
+TEST(Child, DISABLED_MeetsAtLinkLocal) { _exit(MeetAtLinkLocal()); }
 
 TEST(BR38, RanksMeetAtALinkLocalAddress) {
   Exits exits;

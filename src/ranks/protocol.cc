@@ -25,8 +25,8 @@ constexpr std::size_t kErrorHead = 4;
 constexpr std::size_t kWelcomeBytes = 8;
 
 constexpr std::size_t kBufferBytes = std::size_t{64} << 10;
-constexpr std::size_t kStep = std::size_t{1} << 20;            // written to at once
-constexpr std::uint64_t kFirstRoom = std::uint64_t{64} << 20;  // address space, not memory
+constexpr std::size_t kStep = std::size_t{1} << 20;           // written to at once
+constexpr std::uint64_t kFirstRoom = std::uint64_t{1} << 30;  // address space, not memory
 
 std::uint64_t MaxPayload(FrameType type) {
   switch (type) {
@@ -282,10 +282,7 @@ Result<base::MutableByteSpan> FrameReader::Space() {
   if (!in_payload_) return base::MutableByteSpan(buffer_).subspan(end_);
   if (filled_ == payload_.size()) {
     try {
-      if (payload_.size() == payload_.capacity()) {
-        // Room for four times what has come, so that growing copies little.
-        payload_.reserve(std::min(header_.size, std::max<std::uint64_t>(kFirstRoom, filled_ * 4)));
-      }
+      if (payload_.size() == payload_.capacity()) MakeRoom();
       const std::size_t room = payload_.capacity() - payload_.size();
       const std::size_t missing = header_.size - filled_;
       payload_.resize(filled_ + std::min({kStep, room, missing}));
@@ -295,6 +292,16 @@ Result<base::MutableByteSpan> FrameReader::Space() {
     }
   }
   return base::MutableByteSpan(payload_).subspan(filled_);
+}
+
+// Pages become memory when they are written to, a step at a time as bytes come; the room ahead only
+// saves copies. Where even that is too much, it doubles.
+void FrameReader::MakeRoom() {
+  try {
+    payload_.reserve(std::min(header_.size, std::max<std::uint64_t>(kFirstRoom, filled_ * 4)));
+  } catch (const std::bad_alloc&) {
+    payload_.reserve(std::min(header_.size, std::max<std::uint64_t>(kStep, filled_ * 2)));
+  }
 }
 
 Status FrameReader::BeginFrame() {

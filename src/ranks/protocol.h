@@ -149,6 +149,7 @@ class FrameReader {
 
  private:
   base::Status BeginFrame();
+  void MakeRoom();
 
   std::vector<std::byte> buffer_;  // fixed size; [begin_, end_) holds bytes not looked at yet
   std::size_t begin_ = 0;

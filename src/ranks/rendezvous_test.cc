@@ -321,7 +321,8 @@ TEST(Hostile, AnswersThatNobodyAskedForAreDropped) {
   Heard<Answers> heard;
   hostile.leader->Ask(std::array<std::uint32_t, 1>{1}, 1, {}, heard.Listener());  // its id is 1
   for (int i = 0; i < 3; ++i) Say(hostile.seat.work, Header(0, 7));
-  EXPECT_OK(heard.Get()[0]);
+  const Answers answers = heard.Get();
+  EXPECT_OK(answers[0]);
   EXPECT_FALSE(hostile.leader->failure());
 }
 

@@ -135,6 +135,9 @@ Status CheckTensorSums(const Manifest& manifest, const std::vector<ManifestTenso
 Status CheckSums(const Manifest& manifest) {
   SYNCLINE_TRY(CheckTensorSums(manifest, manifest.tensors, !manifest.base_version));
   if (!manifest.copy_tensors.empty()) {
+    if (!manifest.base_version || manifest.fold || !HasFullCopy(manifest)) {
+      return Corrupt(fmt::format("\"{}\" of a version that carries no full copy", kCopyMember));
+    }
     SYNCLINE_TRY(CheckTensorSums(manifest, manifest.copy_tensors, true));
   }
   if (manifest.elements_changed > manifest.elements) {
@@ -212,9 +215,6 @@ Status ParseTensors(const Json& json, Manifest& manifest) {
     SYNCLINE_ASSIGN(manifest.tensors, ParseTensorsIn(json, "tensors", true));
   }
   if (json.Find(kCopyMember) == nullptr) return {};
-  if (!manifest.base_version || manifest.fold) {
-    return Corrupt(fmt::format("\"{}\" of a version that carries no full copy", kCopyMember));
-  }
   SYNCLINE_ASSIGN(manifest.copy_tensors, ParseTensorsIn(json, kCopyMember, false));
   return {};
 }

@@ -89,7 +89,12 @@ TEST(ManifestTest, TensorsOfTheFullCopyMayBeThere) {
                "its tensors have 2 tensors, the model 3");
   Manifest full = manifest;
   full.base_version.reset();
+  full.tensors = full.copy_tensors;
+  for (ManifestTensor& tensor : full.tensors) tensor.hash = kHash;
   EXPECT_ERROR(ParseManifest(ManifestText(full)), Code::kCorrupt, "carries no full copy");
+  Manifest without = manifest;
+  without.files.pop_back();
+  EXPECT_ERROR(ParseManifest(ManifestText(without)), Code::kCorrupt, "carries no full copy");
 }
 
 TEST(ManifestTest, IdentityIsTheSha256OfTheText) {

@@ -31,7 +31,8 @@ struct TensorTotals {
 };
 base::Result<TensorTotals> Total(std::span<const tensor::TensorView> tensors);
 
-// With hash and digest of each; `loader`: where their bytes are not in memory. One tensor a thread, large ones first.
+// With hash and digest of each; `loader`: where their bytes are not in memory. One tensor a thread,
+// large ones first.
 base::Result<std::vector<ManifestTensor>> HashTensors(std::span<const tensor::TensorView> tensors,
                                                       const tensor::Loader* loader,
                                                       base::ThreadPool& pool,

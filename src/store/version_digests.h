@@ -24,8 +24,9 @@ struct TensorDigest {
 
 struct VersionDigests {
   std::vector<TensorDigest> tensors;  // by name
-  // Every tensor of the model is among them. False: the chain ends at version 0, a checkpoint outside
-  // of the store, which alone knows the others: those that no version has changed.
+  // Every tensor of the model is among them. False: the chain ends at version 0, a checkpoint
+  // outside of the store, which alone knows those that no version has changed; or, with trusted
+  // keys, at a full copy of which nothing signed names the tensors.
   bool complete = false;
   std::string identity;  // Described::identity of the version
 };

@@ -64,7 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2",
         GROUPED | {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
     ),
-    "qwen3": ("Qwen3", GROUPED | {"head_dim": 24}),
+    "qwen3": ("Qwen3", GROUPED | {"head_dim": 24, "num_key_value_heads": 1}),
     "qwen3, odd": (
         "Qwen3",
         GROUPED
