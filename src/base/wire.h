@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -18,14 +19,12 @@ class WireWriter {
   template <typename T>
     requires std::is_arithmetic_v<T> || std::is_enum_v<T>
   void Put(T value) {
-    const std::size_t at = bytes_.size();
-    bytes_.resize(at + sizeof(T));
-    Store(bytes_.data() + at, value);
+    Append(std::as_bytes(std::span(&value, 1)));
   }
   // Eight bytes of length, then the bytes.
   void PutBytes(ByteSpan bytes) {
     Put<std::uint64_t>(bytes.size());
-    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+    Append(bytes);
   }
   void PutText(std::string_view text) { PutBytes(AsBytes(text)); }
   // Eight bytes of count, then the numbers.
@@ -33,13 +32,14 @@ class WireWriter {
     requires std::is_arithmetic_v<T>
   void PutArray(const std::vector<T>& values) {
     Put<std::uint64_t>(values.size());
-    const auto* data = reinterpret_cast<const std::byte*>(values.data());
-    bytes_.insert(bytes_.end(), data, data + values.size() * sizeof(T));
+    Append(std::as_bytes(std::span(values)));
   }
 
   std::vector<std::byte> Take() && { return std::move(bytes_); }
 
  private:
+  void Append(ByteSpan bytes);
+
   std::vector<std::byte> bytes_;
 };
 

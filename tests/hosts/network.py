@@ -8,8 +8,8 @@ import os
 import shutil
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,16 +22,22 @@ def why_not() -> str:
     if shutil.which("ip") is None:
         return "network namespaces need the command ip (package iproute2)"
     name = f"syncline-try-{os.getpid()}"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    tried = subprocess.run(
+        ["ip", "netns", "add", name], check=False, capture_output=True, text=True
+    )
     if tried.returncode != 0:
         return f"network namespaces cannot be made here: {tried.stderr.strip()}"
     subprocess.run(["ip", "netns", "del", name], check=True)
-    mounted = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True)
-    return f"mount namespaces cannot be made: {mounted.stderr.strip()}" if mounted.returncode else ""
+    mounted = subprocess.run(
+        ["unshare", "--mount", "true"], check=False, capture_output=True, text=True
+    )
+    return (
+        f"mount namespaces cannot be made: {mounted.stderr.strip()}" if mounted.returncode else ""
+    )
 
 
 def ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True)
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
 
 
@@ -55,25 +61,16 @@ class Host:
 
     def call(self, function: Callable[[], T]) -> T:
         """Runs a function on a thread that has this host's network; sockets that it makes keep it."""
-        results: list[T] = []
-        errors: list[BaseException] = []
 
-        def run() -> None:
-            try:
-                with open(f"/run/netns/{self.name}") as namespace:
-                    libc = ctypes.CDLL(None, use_errno=True)
-                    if libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:
-                        raise OSError(ctypes.get_errno(), "setns")
-                results.append(function())
-            except BaseException as error:  # handed on
-                errors.append(error)
+        def run() -> T:
+            with open(f"/run/netns/{self.name}") as namespace:
+                libc = ctypes.CDLL(None, use_errno=True)
+                if libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), "setns")
+            return function()
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(run).result()
 
 
 class HostConnection(http.client.HTTPConnection):
@@ -125,4 +122,4 @@ class Network:
 
     def close(self) -> None:
         for name in [*(host.name for host in self.hosts), self._switch]:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)

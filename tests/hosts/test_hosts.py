@@ -209,9 +209,7 @@ def in_background(call: Callable[[], Reply]) -> tuple[threading.Thread, list[Rep
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_serve_pull_update(
-    engine_on: Callable[[int], Engine], published: Path, package: Any, tmp_path: Path, count: int
-) -> None:
+def test_serve_pull_update(engine_on: Callable[[int], Engine], published: Path, count: int) -> None:
     engine = engine_on(count)
     launched = engine.greedy()
     for version in (1, 3):
@@ -229,11 +227,6 @@ def test_serve_pull_update(
     other = engine.front.get("/weights_digest?version=2").ok()
     assert other["equal"] is False
     assert sorted(other["different"]) == sorted(digest["digests"])
-    # The same text as one process on the same weights.
-    package.pull(published, tmp_path / "alone", version=3)
-    for name in ("config.json", "generation_config.json"):
-        (tmp_path / "alone" / name).write_text((engine.disk(0) / "replica" / name).read_text()) \
-            if not (tmp_path / "alone" / name).exists() else None
     assert engine.front.stop() == 0
     for node in engine.nodes[1:]:
         assert node.end()[0] == 0
@@ -371,6 +364,7 @@ def test_a_stranger_at_the_rendezvous(
             [str(ENGINE), "--model", str(host_model), *map(str, engine.options(1))]
         ),
         env=os.environ | {"SYNCLINE_RENDEZVOUS_TOKEN": "guessed"},
+        check=False,
         capture_output=True,
         text=True,
         timeout=60,
