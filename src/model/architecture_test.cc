@@ -120,7 +120,7 @@ TEST(Architecture, MixturesAreInTheLayersThatTheConfigurationNames) {
                                                     "moe_layer_freq": 2)"));
   EXPECT_THAT(layers(v2), ElementsAre(2, 4, 6));
   ASSERT_OK_AND_ASSIGN(const ModelConfig qwen, Qwen3Moe(R"(, "decoder_sparse_step": 2,
-                                                            "mlp_only_layers": [3, 9])"));
+                                                            "mlp_only_layers": [9, 3])"));
   EXPECT_THAT(layers(qwen), ElementsAre(1, 5, 7));
   ASSERT_OK_AND_ASSIGN(const ModelConfig dense, Qwen3Moe(R"(, "num_experts": 0)"));
   EXPECT_THAT(layers(dense), ElementsAre());
