@@ -1,10 +1,10 @@
-// What it takes to plan large models on one rank of eight, for bench/plans.py. No weights are there.
+// What it takes to plan large models on one rank of eight, for bench/plans.py. There are no weights.
 //
 //   plans_bench [--rounds N]
 //
-// Prints a JSON list, one object a model: `model`; `tensors`, `parameters` and `pieces` of the plan;
-// `seconds`, the median of the rounds, and `best`; `bytes` by which the heap has grown for the plan.
-// Each round's plan must have as many tensors as the model's checkpoint, counted by hand.
+// Prints a JSON list, one object a model: `model`; `tensors`, `parameters` and `pieces` of the
+// plan; `seconds`, the median of the rounds, and `best`; `bytes` by which the heap has grown for
+// the plan. Each round's plan must have as many tensors as the model's checkpoint, counted by hand.
 #include <fmt/core.h>
 #include <malloc.h>
 

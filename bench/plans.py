@@ -1,4 +1,4 @@
-"""Lines of the layout plan: how long it takes to plan a large model on one rank of eight, and its memory.
+"""Lines of the layout plan: time and memory that the plan of a large model takes on one rank of eight.
 
 build/bin/plans_bench builds the plans from configurations alone, and checks the number of tensors.
 """

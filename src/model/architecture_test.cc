@@ -5,7 +5,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "base/result_matchers.h"
-#include "model/small_models.h"
+#include "model/small_ranks.h"
 
 namespace syncline::model {
 namespace {
@@ -99,7 +99,8 @@ base::Result<ModelConfig> Qwen3Moe(const std::string& fields) {
 TEST(Architecture, KimiK2IsADeepseekV3) {
   ASSERT_OK_AND_ASSIGN(const ModelConfig config, V3(R"(, "model_type": "kimi_k2", "n_group": 1,
       "topk_group": 1, "n_routed_experts": 384, "scoring_func": "sigmoid", "first_k_dense_replace":
-      1, "topk_method": "noaux_tc", "num_nextn_predict_layers": 0, "routed_scaling_factor": 2.827)"));
+      1, "topk_method": "noaux_tc", "num_nextn_predict_layers": 0,
+      "routed_scaling_factor": 2.827)"));
   EXPECT_EQ(config.experts->experts, 384U);
   EXPECT_EQ(config.experts->scale, 2.827);
   EXPECT_FALSE(config.experts->Has(0));
@@ -119,7 +120,7 @@ TEST(Architecture, MixturesAreInTheLayersThatTheConfigurationNames) {
                                                     "moe_layer_freq": 2)"));
   EXPECT_THAT(layers(v2), ElementsAre(2, 4, 6));
   ASSERT_OK_AND_ASSIGN(const ModelConfig qwen, Qwen3Moe(R"(, "decoder_sparse_step": 2,
-                                                            "mlp_only_layers": [3, 9])"));
+                                                            "mlp_only_layers": [9, 3])"));
   EXPECT_THAT(layers(qwen), ElementsAre(1, 5, 7));
   ASSERT_OK_AND_ASSIGN(const ModelConfig dense, Qwen3Moe(R"(, "num_experts": 0)"));
   EXPECT_THAT(layers(dense), ElementsAre());

@@ -158,7 +158,7 @@ base::Status ReadArchitectures(const Json& json, ModelConfig& config) {
 
 bool ExpertsConfig::Has(std::uint32_t layer) const {
   return layer >= first_dense && (layer + phase) % step == 0 &&
-         std::ranges::find(dense_layers, layer) == dense_layers.end();
+         !std::ranges::binary_search(dense_layers, layer);
 }
 
 base::Result<ModelConfig> ParseModelConfig(const Json& json) {

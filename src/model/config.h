@@ -33,7 +33,7 @@ struct ExpertsConfig {
   std::uint32_t first_dense = 0;
   std::uint32_t step = 1;
   std::uint32_t phase = 0;  // mixtures are where layer + phase is a multiple of `step`
-  std::vector<std::uint32_t> dense_layers;
+  std::vector<std::uint32_t> dense_layers;  // ascending
 
   // Whether the layer's MLP is a mixture.
   bool Has(std::uint32_t layer) const;
@@ -71,8 +71,7 @@ struct ModelConfig {
   bool qk_norm = false;               // an RMS norm of each query and key head
   std::uint32_t window = 0;           // tokens that one sees, itself included; 0: all
   std::vector<bool> windowed_layers;  // which layers have the window; empty: all
-  std::uint32_t draft_layers =
-      0;  // that a checkpoint may hold after `layers`; not part of the model
+  std::uint32_t draft_layers = 0;     // of the checkpoint after `layers`: not the model's
   std::optional<ExpertsConfig> experts;
   std::optional<LatentConfig> latent;
   RopeConfig rope;

@@ -9,7 +9,7 @@
 //   …mlp.experts.E.down_proj                 …mlp.experts.w2_weight
 //   (derived, see latent_attention_block.h)  …self_attn.kv_b_proj.absorbed_{k,v}
 //   everything else                          the same
-// Biases follow their weights. Skipped: *.rotary_emb.inv_freq, and layers of a draft after the last.
+// Biases follow their weights. Skipped: *.rotary_emb.inv_freq, and a draft's layers after the last.
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,7 @@
 #include "base/result_matchers.h"
 #include "model/architecture.h"
 #include "model/collectives.h"
-#include "model/small_models.h"
+#include "model/small_ranks.h"
 
 namespace syncline::model {
 namespace {

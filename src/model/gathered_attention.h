@@ -43,7 +43,7 @@ class GatheredAttention {
     at::Tensor mask;   // [length, tokens seen]; undefined where the plain causal mask does
   };
 
-  // Of a sequence's last `rows` rows: how many tokens at its end the first of them, and so any, sees.
+  // How many tokens at the end of a sequence any of its last `rows` tokens sees.
   std::int64_t Seen(const SequenceSlice& sequence, std::int64_t rows) const;
   at::Tensor Indices(std::vector<std::int64_t> values) const;
   at::Tensor Attend(const Decodes& decodes, const at::Tensor& query, const KvLayer& layer) const;

@@ -2,8 +2,8 @@
 // rotated key part for each token, from which all heads' keys and values follow.
 //
 // Keys and values are never expanded, in prompts neither: the matrices that would make them are
-// multiplied into the queries and into the mix ("absorbed"). So all heads share one key, of latent +
-// rope elements, of which the latent part is also the value. For long prompts that is up to twice
+// multiplied into the queries and into the mix ("absorbed"). So all heads share one key, of latent
+// + rope elements, of which the latent part is also the value. For long prompts that is up to twice
 // the work of the expanded form, in the attention itself, which is a small part of the whole.
 //
 //   absorbed_k [local heads, latent, nope] and absorbed_v [local heads, value, latent] are

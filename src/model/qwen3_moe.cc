@@ -1,4 +1,6 @@
 // Qwen3-MoE (30B-A3B, 235B-A22B): Qwen3's attention, and a mixture of experts in most layers.
+#include <algorithm>
+
 #include "model/architecture.h"
 #include "model/json_fields.h"
 
@@ -16,6 +18,7 @@ base::Status ReadExperts(const Json& json, ModelConfig& config) {
   SYNCLINE_TRY(ReadField(json, "norm_topk_prob", experts.normalise));
   SYNCLINE_TRY(ReadField(json, "decoder_sparse_step", experts.step));
   SYNCLINE_TRY(ReadField(json, "mlp_only_layers", experts.dense_layers));
+  std::ranges::sort(experts.dense_layers);
   experts.phase = 1;
   if (experts.experts == 0) return {};
   config.experts = std::move(experts);

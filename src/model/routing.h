@@ -21,10 +21,10 @@ struct Routes {
 };
 
 // `logits`: [rows, experts] in natural units; `bias`: [experts] or empty, added to the scores for
-// choosing only. `config` is one that ParseModelConfig accepts. All in fp32. Of experts (and groups)
-// with equal scores the one with the lower number is chosen; NaN counts as lowest. So the same bits
-// of logits and bias give the same routes on every rank, and a row's routes do not depend on other
-// rows.
+// choosing only. `config` is one that ParseModelConfig accepts. All in fp32. Of experts (and
+// groups) with equal scores the one with the lower number is chosen; NaN counts as lowest. So the
+// same bits of logits and bias give the same routes on every rank, and a row's routes do not depend
+// on other rows.
 Routes ChooseExperts(const ExpertsConfig& config, std::span<const float> logits,
                      std::span<const float> bias);
 

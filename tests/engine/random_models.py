@@ -1,4 +1,4 @@
-"""Small models of any architecture with random weights, and what transformers and the engine make of them."""
+"""Small models with random weights, and what transformers and the engine make of them."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ def load(path: Path, dtype: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         path, dtype=getattr(torch, dtype), experts_implementation="eager"
-    ).eval()
+    )
+    return model.eval()
 
 
 def expected(path: Path, ids: list[int], dtype: str) -> Rows:
