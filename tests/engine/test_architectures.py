@@ -104,49 +104,82 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-# Of the engine, beside the model's.
-OPTIONS: list[dict[str, Any]] = [{}]
 SEEDS = (3, 11)
+# What cannot be divided evenly among two ranks.
+WHOLE_ONLY = {"qwen3, odd"}
+# --tp and --ep; --ep for mixtures of experts only.
+RANKS = [(2, 1), (4, 1), (2, 2), (4, 2)]
+DIVIDED = [
+    (case, tp, ep)
+    for case in CASES
+    if case not in WHOLE_ONLY
+    for tp, ep in RANKS
+    if ep == 1 or "num_experts" in CASES[case][1] or "n_routed_experts" in CASES[case][1]
+]
 
-pytestmark = pytest.mark.parametrize("options", OPTIONS)
+
+def check_fp32(
+    start_engine: Any, path: Path, case: str, seed: int, options: dict[str, Any]
+) -> None:
+    """Equal to 1e-4 for a prompt in pieces; the same greedy text, decoded through the cache."""
+    make(path, *CASES[case], seed=seed)
+    engine = start_engine(path, options={"chunked_prefill_size": 37} | options)
+    ids = prompt(seed=seed)
+    assert np.abs(served(engine, ids) - expected(path, ids, "float32")).max() < 1e-4
+    short = ids[:30]
+    assert served_text(engine, short, 40) == expected_text(path, short, 40)
+    engine.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("case", CASES)
-def test_fp32(
-    start_engine: Any, tmp_path: Path, case: str, seed: int, options: dict[str, Any]
-) -> None:
-    """Equal to 1e-4 for a prompt in pieces; the same greedy text, decoded through the cache."""
-    make(tmp_path, *CASES[case], seed=seed)
-    engine = start_engine(tmp_path, options={"chunked_prefill_size": 37} | options)
-    ids = prompt(seed=seed)
-    assert np.abs(served(engine, ids) - expected(tmp_path, ids, "float32")).max() < 1e-4
-    short = ids[:30]
-    assert served_text(engine, short, 40) == expected_text(tmp_path, short, 40)
-    engine.close()
+def test_fp32(start_engine: Any, tmp_path: Path, case: str, seed: int) -> None:
+    check_fp32(start_engine, tmp_path, case, seed, {})
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_bf16(start_engine: Any, tmp_path: Path, case: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("case", "tp", "ep"), DIVIDED)
+def test_fp32_over_ranks(start_engine: Any, tmp_path: Path, case: str, tp: int, ep: int) -> None:
+    check_fp32(start_engine, tmp_path, case, 5, {"tp": tp, "ep": ep})
+
+
+def check_bf16(start_engine: Any, path: Path, case: str, options: dict[str, Any]) -> None:
     """As near to fp32 as transformers is in bf16.
 
     Both choose another expert here and there, which costs far more than rounding: so several models.
     """
     ours = theirs = 0.0
     for seed in (3, 5, 11):
-        make(tmp_path, *CASES[case], dtype="bfloat16", seed=seed)
-        engine = start_engine(tmp_path, options=options)
+        make(path, *CASES[case], dtype="bfloat16", seed=seed)
+        engine = start_engine(path, options=options)
         ids = prompt(300)
-        exact = expected(tmp_path, ids, "float32")
+        exact = expected(path, ids, "float32")
         ours += np.abs(served(engine, ids) - exact).mean()
-        theirs += np.abs(expected(tmp_path, ids, "bfloat16") - exact).mean()
+        theirs += np.abs(expected(path, ids, "bfloat16") - exact).mean()
         engine.close()
     assert ours <= 1.1 * theirs
 
 
-def test_correction_bias_of_either_type_chooses_experts(
-    start_engine: Any, tmp_path: Path, options: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_bf16(start_engine: Any, tmp_path: Path, case: str) -> None:
+    check_bf16(start_engine, tmp_path, case, {})
+
+
+@pytest.mark.parametrize(
+    ("case", "tp", "ep"),
+    [
+        ("llama 3", 2, 1),
+        ("mistral", 4, 1),
+        ("qwen3", 4, 1),
+        ("qwen3 moe", 4, 2),
+        ("deepseek v3", 2, 2),
+        ("deepseek v3", 4, 1),
+    ],
+)
+def test_bf16_over_ranks(start_engine: Any, tmp_path: Path, case: str, tp: int, ep: int) -> None:
+    check_bf16(start_engine, tmp_path, case, {"tp": tp, "ep": ep})
+
+
+def test_correction_bias_of_either_type_chooses_experts(start_engine: Any, tmp_path: Path) -> None:
     """Without it other experts are chosen; in a bf16 checkpoint it may be fp32, as the router may.
 
     The checkpoint also holds a draft's layer, which is not the model's.
@@ -167,7 +200,7 @@ def test_correction_bias_of_either_type_chooses_experts(
                 tensors[key] = torch.zeros_like(tensors[key])
         draft = {"model.layers.3.eh_proj.weight": torch.zeros(2, 2)}
         save_file(tensors | draft, file, metadata={"format": "pt"})
-        engine = start_engine(tmp_path, options=options)
+        engine = start_engine(tmp_path)
         found[name] = served(engine, ids)
         engine.close()
     assert np.abs(found["fp32"] - found["bf16"]).max() < 1e-5
