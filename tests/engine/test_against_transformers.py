@@ -54,9 +54,15 @@ def reference(smollm2: Path) -> Reference:
     return Reference(smollm2)
 
 
-def test_greedy_tokens_equal_the_reference(engine: Any, reference: Reference) -> None:
+@pytest.fixture(scope="module", params=[1, 3], ids=["alone", "three ranks"])
+def over_ranks(request: pytest.FixtureRequest, start_engine: Any, smollm2: Path) -> Any:
+    """SmolLM2, of one rank and of three: it has 9 query and 3 key heads."""
+    return start_engine(smollm2, options={"tp": request.param})
+
+
+def test_greedy_tokens_equal_the_reference(over_ranks: Any, reference: Reference) -> None:
     prompts = [reference.tokenizer(text)["input_ids"] for text in PROMPTS]
-    replies = engine.generate(
+    replies = over_ranks.generate(
         input_ids=prompts, sampling_params={"temperature": 0, "max_new_tokens": TOKENS}
     )
     for text, prompt, reply in zip(PROMPTS, prompts, replies, strict=True):
@@ -80,13 +86,13 @@ def test_greedy_tokens_equal_the_reference(engine: Any, reference: Reference) ->
 
 
 def test_prompt_logprobs_are_as_near_to_fp32_as_the_reference(
-    engine: Any, reference: Reference
+    over_ranks: Any, reference: Reference
 ) -> None:
     ours: list[float] = []
     theirs: list[float] = []
     for text in PROMPTS:
         prompt = reference.tokenizer(text)["input_ids"]
-        reply = engine.generate(
+        reply = over_ranks.generate(
             input_ids=prompt,
             sampling_params={"max_new_tokens": 0},
             return_logprob=True,
