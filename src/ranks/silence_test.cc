@@ -221,6 +221,21 @@ TEST(Silence, ACutInALongTransferIsNoticed) {
   EXPECT_EQ(cut.group.follower_failures[1].Get().message, expected);
 }
 
+TEST(Silence, AFarewellOvertakesWhatIsQueued) {
+  CutGroup cut(TestLeaderOptions(3), 1);
+  cut.proxy->Throttle(16'000);
+  cut.group.follower(1).OnWork([](const Message&) {});
+  // Minutes' worth, but for the first frame.
+  const std::vector<std::byte> payload(1 << 20);
+  for (int i = 0; i < 1000; ++i) {
+    cut.group.leader->Ask(std::array<std::uint32_t, 1>{1}, 1, payload, nullptr);
+  }
+  cut.group.followers[1].reset();
+  const std::string expected = cut.group.leader_failure.Get().message;
+  EXPECT_THAT(expected, HasSubstr("rank 2 (host 127.0.0.1, pid "));
+  EXPECT_EQ(cut.group.follower_failures[0].Get().message, expected);
+}
+
 TEST(Silence, AShutdownDoesNotWaitForEverForWhoCannotHear) {
   CutGroup cut(ShortSilence(3), 1);
   cut.proxy->Freeze();
