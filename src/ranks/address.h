@@ -1,8 +1,8 @@
 // Where a process of the group listens or is found: text to address, address to sockets.
 //
-// All functions are thread-safe. Errors name the address and the reason; kInvalidArgument means that
-// the text is no address, kTimeout that time ran out, kUnavailable anything that may be different
-// later (a name that does not resolve, nobody listens, the port is in use).
+// All functions are thread-safe. Errors name the address and the reason; kInvalidArgument means
+// that the text is no address, kTimeout that time ran out, kUnavailable anything that may be
+// different later (a name that does not resolve, nobody listens, the port is in use).
 #pragma once
 
 #include <chrono>

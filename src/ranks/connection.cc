@@ -202,7 +202,10 @@ void Connection::Read() {
   while (!closed_) ReadAndReport(true);
 }
 
-void Connection::ReadSome() { ReadAndReport(true); }
+bool Connection::ReadSome() {
+  ReadAndReport(true);
+  return !closed_;
+}
 
 void Connection::ReadAndReport(bool wait) {
   std::optional<Fault> fault;
@@ -226,6 +229,8 @@ void Connection::ReadAndReport(bool wait) {
 // With read_mutex_. What the peer did wrong, if anything.
 std::optional<Fault> Connection::ReadLocked(bool wait) {
   while (!closed_) {
+    // What a peer still sends after Stop() must not keep us.
+    if (stopped_) return Fault{.closed = false, .text = "was left"};
     const auto space = reader_.Space();
     if (!space) return Fault{.text = fmt::format("cannot be heard: {}", space.error().message)};
     const ssize_t count = recv(socket_.get(), space->data(), space->size(), MSG_DONTWAIT);
@@ -253,7 +258,7 @@ std::optional<Fault> Connection::Deliver(std::size_t count) {
   frames_.clear();
   const Status read = reader_.Took(count, frames_);
   for (Frame& frame : frames_) {
-    if (stopped_) return std::nullopt;
+    if (stopped_) break;
     if (frame.type == FrameType::kHeartbeat) continue;
     if (const Status taken = events_.on_frame(std::move(frame)); !taken) {
       return Fault{.text = fmt::format("broke the protocol: {}", taken.error().message)};

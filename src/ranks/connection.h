@@ -60,11 +60,12 @@ class Connection {
   void Send(const OutgoingFrame& frame);
 
   // As Send(); then the connection says nothing more, and is shut down at the latest by `deadline`.
-  // With `overtake` it goes in front of every frame that has not been begun, and they are dropped.
+  // With `overtake` it takes the place of every frame that has not been begun.
   void SendLast(const OutgoingFrame& frame, bool overtake, Deadline deadline);
 
-  // kCaller: waits until bytes have come and delivers what is complete, or until a fault or Stop().
-  void ReadSome();
+  // kCaller: waits until bytes have come, and delivers what is complete. False: nothing will come
+  // any more, after a fault (on_fault may still be on its way) or Stop().
+  bool ReadSome();
 
   // Ends both directions at once. May be called from events.
   void Stop();

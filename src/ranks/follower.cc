@@ -7,14 +7,15 @@
 //    a handler waits in early_.
 // 4. The end on the work connection closes that one only; the end on the other, behind the last
 //    command, ends the group: state_ leaves kOpen, and faults do not matter any more.
-// 5. A fault of either connection, a farewell, or GiveUp() fails the group: state_ leaves kOpen once,
-//    under state_mutex_; whoever made it leave stops both connections and posts on_failure. Stopping
-//    wakes Next().
+// 5. A fault of either connection, a farewell or GiveUp() fails the group: state_ leaves kOpen
+//    once, under state_mutex_; whoever made it leave stops both connections, which wakes Next(),
+//    and posts on_failure.
 // 6. callbacks_ is the last member: it ends first, after the connections' threads have been joined.
 #include "ranks/follower.h"
 
 #include <fmt/format.h>
 
+#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -78,7 +79,9 @@ class GroupFollower final : public Follower {
         }
         if (state_ == State::kEnded) return std::nullopt;
       }
-      commands_.ReadSome();
+      if (commands_.ReadSome()) continue;
+      std::unique_lock lock(state_mutex_);
+      state_left_.wait(lock, [this] { return state_ != State::kOpen; });
     }
   }
 
@@ -144,6 +147,7 @@ class GroupFollower final : public Follower {
     {
       const std::scoped_lock lock(state_mutex_);
       if (state_ == State::kOpen) state_ = State::kEnded;
+      state_left_.notify_all();
     }
     commands_.Stop();
     return {};
@@ -191,6 +195,7 @@ class GroupFollower final : public Follower {
       state_ = State::kFailed;
       failure_ = error;
       gave_up_ = gave_up;
+      state_left_.notify_all();
     }
     base::Log(base::LogLevel::kError,
               fmt::format("ranks: rank {}: {}", options_.group.rank, error.message));
@@ -203,10 +208,11 @@ class GroupFollower final : public Follower {
 
   const FollowerOptions options_;
   mutable std::mutex state_mutex_;
-  State state_ = State::kOpen;    // guarded by state_mutex_
-  std::optional<Error> failure_;  // guarded by state_mutex_
-  bool gave_up_ = false;          // guarded by state_mutex_
-  std::deque<Message> inbox_;     // guarded by state_mutex_
+  std::condition_variable state_left_;  // kOpen
+  State state_ = State::kOpen;          // guarded by state_mutex_
+  std::optional<Error> failure_;        // guarded by state_mutex_
+  bool gave_up_ = false;                // guarded by state_mutex_
+  std::deque<Message> inbox_;           // guarded by state_mutex_
   std::mutex work_mutex_;
   std::function<void(Message)> handler_;  // guarded by work_mutex_
   std::vector<Message> early_;            // guarded by work_mutex_

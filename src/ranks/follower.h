@@ -1,5 +1,5 @@
-// A follower's end of the group (rank 1 and up): takes the leader's commands in their order, answers
-// questions, and hears when the leader, or any other rank, is gone.
+// A follower's end of the group (rank 1 and up): takes the leader's commands in their order,
+// answers questions, and hears when the leader, or any other rank, is gone.
 //
 // Next() is for one thread. Reply() and GiveUp() are thread-safe, and may be called from handlers.
 #pragma once
@@ -27,8 +27,8 @@ struct FollowerOptions {
   std::string fingerprint;
   std::string host;  // what this host calls itself, for the leader's log; may be empty
   std::chrono::milliseconds join_timeout{60000};
-  // Once, on a thread of the follower's own that holds no lock, when the group has failed (not after
-  // an orderly end): must not destroy the follower.
+  // Once, on a thread of the follower's own that holds no lock, when the group has failed (not
+  // after an orderly end): must not destroy the follower.
   std::function<void(base::Error)> on_failure;
   const base::CancelToken* cancel = nullptr;  // of Join(); must outlive it
 };
@@ -52,7 +52,8 @@ class Follower {
   // not block, must not throw. What came before waits for it. To be called once.
   virtual void OnWork(std::function<void(Message)> handler) = 0;
 
-  // Answers a command or work by its id. Dropped once the group has ended or failed; id 0 is ignored.
+  // Answers a command or work by its id. Dropped once the group has ended or failed; id 0 is
+  // ignored.
   virtual void Reply(std::uint64_t id, base::Result<std::vector<std::byte>> result) = 0;
 
   // Tells the leader that this rank cannot go on, which ends the group for all with "rank 1 (…) has

@@ -189,6 +189,31 @@ TEST(Group, AnAskOfWhoIsNoFollowerIsRefused) {
   }
 }
 
+TEST(Group, TheFirstAnswerOfARankCounts) {
+  TestGroup group = MakeGroup(3);
+  std::promise<std::uint64_t> id;
+  group.follower(1).OnWork([&](const Message& message) { id.set_value(message.id); });
+  group.follower(2).OnWork([](const Message&) {});
+  Heard<Answers> heard;
+  group.leader->Ask(std::array<std::uint32_t, 2>{1, 2}, 1, {}, heard.Listener());
+  const std::uint64_t asked = id.get_future().get();
+  group.follower(1).Reply(asked, Bytes("first"));
+  group.follower(1).Reply(asked, Bytes("second"));
+  // Answers of one rank come in order, so this one comes after both.
+  Heard<Answers> later;
+  group.leader->CommandAndAsk(2, {}, later.Listener());
+  for (std::uint32_t rank = 1; rank < 3; ++rank) {
+    ASSERT_OK_AND_ASSIGN(const auto command, group.follower(rank).Next());
+    group.follower(rank).Reply(command.value().id, {});
+  }
+  EXPECT_EQ(later.Get().size(), 2);
+  EXPECT_FALSE(heard.was_called());
+  group.follower(2).Reply(asked, Bytes("other"));
+  const Answers answers = heard.Get();
+  EXPECT_EQ(Text(answers[0].value()), "first");
+  EXPECT_EQ(Text(answers[1].value()), "other");
+}
+
 TEST(Group, LargePayloadsGoBothWaysAtOnce) {
   constexpr std::size_t kSize = 64 << 20;
   TestGroup group = MakeGroup(3);
@@ -318,7 +343,10 @@ TEST(Group, AShutdownIsNoFailure) {
   Heard<Answers> heard;
   group.leader->Ask(std::array<std::uint32_t, 1>{1}, 1, {}, heard.Listener());
   group.leader->Command(5, Bytes("last"));
+  const auto begin = std::chrono::steady_clock::now();
   group.leader->Shutdown();
+  // All have heard it, though nobody is in Next(): otherwise it takes until the silence limit.
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, TestLeaderOptions(3).silence / 2);
   const Answers answers = heard.Get();
   EXPECT_ERROR(answers[0], Code::kCancelled, "the group was shut down");
   group.leader->Command(6, Bytes("dropped"));

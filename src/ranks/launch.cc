@@ -4,8 +4,8 @@
 //    signal goes with the thread that started a child.
 // 2. The thread waits for any child to end (pidfds; a short period where the kernel has none), and
 //    reaps it under mutex_, so that a pid that is signalled is never one that was given away.
-// 3. Stop() marks the end, sends SIGTERM, waits, and sends SIGKILL to what is left. The thread reaps.
-//    Ends that come after the mark are not reported.
+// 3. Stop() marks the end, sends SIGTERM, waits, and sends SIGKILL to what is left. The thread
+//    reaps. Ends that come after the mark are not reported.
 #include "ranks/launch.h"
 
 #include <fcntl.h>
@@ -276,7 +276,8 @@ Result<std::unique_ptr<Launcher>> Launcher::Start(std::vector<RankProgram> progr
 Status ExitWithParent() {
   const char* const text = std::getenv(kParentVariable);
   if (text == nullptr) return {};
-  const std::string_view digits = text;
+  const std::string digits = text;
+  (void)unsetenv(kParentVariable);  // our own children have another parent
   pid_t parent = 0;
   const auto [end, fault] = std::from_chars(digits.data(), digits.data() + digits.size(), parent);
   if (fault != std::errc() || end != digits.data() + digits.size() || parent <= 0) {

@@ -26,7 +26,7 @@ struct RankExit {
   std::string text;  // "rank 1 (pid 12) was killed by signal 9", "… ended with exit status 1"
 };
 
-// "SYNCLINE_PARENT_PID": added to a child's environment; ExitWithParent reads it.
+// "SYNCLINE_PARENT_PID": added to a child's environment; ExitWithParent reads and removes it.
 extern const char* const kParentVariable;
 
 // Thread-safe. Children have a process group of their own (Ctrl-C reaches only us), no standard
@@ -52,9 +52,9 @@ class Launcher {
   virtual void Stop(std::chrono::milliseconds grace) = 0;
 };
 
-// For the child, first thing in main: the kernel kills this process (SIGKILL) when the launcher ends
-// or its process dies. kUnavailable if it is gone already. Does nothing in a process that no Launcher
-// started.
+// For the child, first thing in main, before there are threads: the kernel kills this process
+// (SIGKILL) when the launcher ends or its process dies. kUnavailable if it is gone already. Does
+// nothing in a process that no Launcher started.
 //
 // The kernel's signal goes with the *thread* that started the child, not with its process: so the
 // Launcher starts children from a thread that lives as long as itself.

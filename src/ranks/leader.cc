@@ -3,8 +3,8 @@
 // 1. Listen binds; Join gathers the followers (gather.cc) and starts two connections for each.
 // 2. A command goes to all followers under order_mutex_, so all have the same order. Its payload is
 //    shared by all queues. Nobody waits under the mutex.
-// 3. A question is entered in asks_ before it is sent, so its answers find it. The last answer takes
-//    it out; whoever takes it out posts its callback.
+// 3. A question is entered in asks_ before it is sent, so its answers find it. The last answer
+//    takes it out; whoever takes it out posts its callback.
 // 4. The first fault closes the group: state_ leaves kOpen once, under state_mutex_, and whoever
 //    made it leave does the rest: it ends all questions, sends the farewell to the others and posts
 //    on_failure. Later faults change nothing.
@@ -37,8 +37,6 @@ using base::Result;
 using base::Status;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-
-using Payload = std::shared_ptr<const std::vector<std::byte>>;
 
 constexpr milliseconds kMaxFarewell{1000};  // that a follower may take to hear of a failure
 
@@ -127,7 +125,7 @@ class GroupLeader final : public Leader {
       const std::scoped_lock lock(order_mutex_);
       for (const Link& link : links_) {
         link.commands->SendLast({.type = FrameType::kEnd}, false, deadline);
-        link.work->SendLast({.type = FrameType::kEnd}, false, deadline);
+        link.work->SendLast({.type = FrameType::kEnd}, true, deadline);
       }
     }
     for (const Link& link : links_) {

@@ -10,10 +10,10 @@
 // followers are told the same text, and on_failure hears it once. Nothing can be mended then:
 // destroy it and form a new group.
 //
-// Thread-safe from the end of Join() on, but for the destructor. Callbacks (on_failure, Replies) run
-// one after the other on a thread of the leader's own that holds no lock: they may call everything
-// here but Shutdown() and the destructor, and may take their time, which delays other callbacks and
-// nothing else.
+// Thread-safe from the end of Join() on, but for the destructor. Callbacks (on_failure, Replies)
+// run one after the other on a thread of the leader's own that holds no lock: they may call
+// everything here but Shutdown() and the destructor, and may take their time, which delays other
+// callbacks and nothing else.
 //
 // Neither encrypted nor proof against who can read the traffic: the token keeps strangers out that
 // only know the port. Meant for a network that is trusted.
@@ -53,23 +53,24 @@ struct LeaderOptions {
 
 class Leader {
  public:
-  // One for each follower that was asked, in the order of the ranks given (CommandAndAsk: ascending).
-  // The error of a follower is its own, with "rank 1 (host 10.0.0.2): " in front.
+  // One for each follower that was asked, in the order of the ranks given (CommandAndAsk:
+  // ascending). The error of a follower is its own, with "rank 1 (host 10.0.0.2): " in front.
   using Replies = std::function<void(std::vector<base::Result<std::vector<std::byte>>>)>;
 
   // Errors as in address.h; kInvalidArgument for options that make no sense.
   static base::Result<std::unique_ptr<Leader>> Listen(LeaderOptions options);
 
-  // Open asks end with kCancelled before it returns, which takes no longer than callbacks do. Without
-  // Shutdown() the followers see that the leader is gone.
+  // Open asks end with kCancelled before it returns, which takes a second at most (for farewells
+  // after a failure) beside what callbacks take. Without Shutdown() the followers see that the
+  // leader is gone.
   virtual ~Leader() = default;
 
   virtual std::uint16_t port() const = 0;
 
   // Waits until all followers are there, and stops listening. kTimeout names the ranks that are
-  // missing and who was refused meanwhile; kCancelled. Whoever does not speak the protocol is dropped
-  // with a log line; a wrong token, fingerprint or group, a rank out of range or one that is there
-  // already is refused with a reason that both sides log. Not to be called again.
+  // missing and who was refused meanwhile; kCancelled. Whoever does not speak the protocol is
+  // dropped with a log line; a wrong token, fingerprint or group, a rank out of range or one that
+  // is there already is refused with a reason that both sides log. Not to be called again.
   virtual base::Status Join() = 0;
 
   virtual const std::vector<Peer>& peers() const = 0;  // in the order of their ranks, from rank 1

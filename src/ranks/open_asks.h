@@ -21,8 +21,8 @@ class OpenAsks {
  public:
   using Call = std::function<void()>;
 
-  // The id of a new question to these ranks, and nothing to call; once the table is closed, id 0 and
-  // the call that reports why.
+  // The id of a new question to these ranks, and nothing to call; once the table is closed, id 0
+  // and the call that reports why.
   struct Added {
     std::uint64_t id = 0;
     Call call;

@@ -5,9 +5,9 @@
 //   commands (1)   leader → follower: commands in their order, at last the end
 //   work (2)       both ways: asks of the leader, replies of the follower, farewells
 //
-// All numbers are little-endian. A connection begins with the follower's preamble and a hello frame;
-// the leader answers with one frame, welcome or refused, when the group is complete. From there on
-// both sides send frames.
+// All numbers are little-endian. A connection begins with the follower's preamble and a hello
+// frame; the leader answers with one frame, welcome or refused, when the group is complete. From
+// there on both sides send frames.
 //
 //   preamble       8  magic "SynRanks"
 //                  4  protocol number, 1

@@ -42,7 +42,7 @@ Status Feed(FrameReader& reader, ByteSpan stream, std::size_t piece, std::vector
 }
 
 TEST(Frames, ComeOutAsTheyWentInHoweverTheStreamIsCut) {
-  rc::check([] {
+  EXPECT_TRUE(rc::check([] {
     std::vector<Frame> sent;
     std::vector<std::byte> stream;
     const auto count = *rc::gen::inRange(1, 20);
@@ -73,7 +73,7 @@ TEST(Frames, ComeOutAsTheyWentInHoweverTheStreamIsCut) {
       RC_ASSERT(frames[i].message.kind == sent[i].message.kind);
       RC_ASSERT(frames[i].message.payload == sent[i].message.payload);
     }
-  });
+  }));
 }
 
 // Of this process, in bytes.
@@ -116,20 +116,20 @@ TEST(Frames, WithBadHeadersAreCorrupt) {
 }
 
 TEST(Frames, OfAnyBytesDoNotHarm) {
-  rc::check([](const std::vector<std::uint8_t>& bytes) {
+  EXPECT_TRUE(rc::check([](const std::vector<std::uint8_t>& bytes) {
     FrameReader reader;
     std::vector<Frame> frames;
     (void)Feed(reader, std::as_bytes(std::span(bytes)), 5, frames);
-  });
+  }));
 }
 
 TEST(Errors, TravelWhole) {
-  rc::check([](const std::string& message) {
+  EXPECT_TRUE(rc::check([](const std::string& message) {
     const auto code = static_cast<Code>(*rc::gen::inRange(1, 17));
     const Error error = DecodeError(Encode(Error{code, message}));
     RC_ASSERT(error.code == code);
     RC_ASSERT(error.message == message);
-  });
+  }));
 }
 
 TEST(Errors, AreCutAtACharacterAndNeverOfAnUnknownCode) {
@@ -196,7 +196,7 @@ TEST(Hellos, OfOthersAreTold) {
 
 TEST(Hellos, WithAnyByteChangedDoNotHarm) {
   const std::vector<std::byte> good = Encode(TestHello()).value();
-  rc::check([&] {
+  EXPECT_TRUE(rc::check([&] {
     std::vector<std::byte> bytes = good;
     const auto changes = *rc::gen::inRange(1, 5);
     for (int i = 0; i < changes; ++i) {
@@ -205,7 +205,7 @@ TEST(Hellos, WithAnyByteChangedDoNotHarm) {
     }
     bytes.resize(*rc::gen::inRange<std::size_t>(0, bytes.size() + 1));
     (void)DecodeHello(bytes);
-  });
+  }));
 }
 
 TEST(Hellos, AreOfBoundedSize) {

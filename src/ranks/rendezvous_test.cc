@@ -334,6 +334,22 @@ TEST(Hostile, AFollowerThatAnnouncesMuchAndDiesLeavesNothing) {
   EXPECT_THAT(hostile.failure.Get().message, HasSubstr("is gone: connection closed"));
 }
 
+TEST(Hostile, AFollowerThatNeverStopsTalkingDoesNotKeepTheLeader) {
+  HostileFollower hostile;
+  std::vector<std::byte> talk;
+  for (int i = 0; i < 1000; ++i) {
+    const std::vector<std::byte> frame = Header(0, 7);
+    talk.insert(talk.end(), frame.begin(), frame.end());
+  }
+  std::atomic<bool> begun = false;
+  auto talking = std::async(std::launch::async, [&] {
+    while (WriteAll(hostile.seat.work, talk, Forever(), nullptr)) begun = true;
+  });
+  while (!begun) (void)poll(nullptr, 0, 1);
+  hostile.leader.reset();
+  talking.get();  // the leader's end is closed
+}
+
 TEST(Hostile, LeadersEndTheGroupAndNothingElse) {
   for (const Channel channel : {Channel::kCommands, Channel::kWork}) {
     for (const auto& [size, type] : std::vector<std::pair<std::uint64_t, std::uint32_t>>{

@@ -1,6 +1,6 @@
 // Ranks that are there but cannot be heard, and ranks that only look as if they were gone. A proxy
-// stands between a follower and its leader and can stop forwarding without closing anything, as a cut
-// cable does.
+// stands between a follower and its leader and can stop forwarding without closing anything, as a
+// cut cable does.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -167,8 +167,8 @@ TEST(Silence, OfTheCommandsAloneIsNoticed) {
 TEST(Silence, AComputationIsNone) {
   TestGroup group = MakeGroup(ShortSilence(2));
   Follower& follower = group.follower(1);
-  // Longer than the limit, on the thread of the connection, where it is not even allowed; and nobody
-  // is in Next() meanwhile, nor does the leader's callback return.
+  // Longer than the limit, on the thread of the connection, where it is not even allowed; and
+  // nobody is in Next() meanwhile, nor does the leader's callback return.
   follower.OnWork([&](Message message) {
     std::this_thread::sleep_for(milliseconds(1300));
     follower.Reply(message.id, std::move(message.payload));
@@ -219,6 +219,21 @@ TEST(Silence, ACutInALongTransferIsNoticed) {
   EXPECT_THAT(expected, HasSubstr("has been silent for"));
   EXPECT_EQ(heard.Get()[0].error().message, expected);
   EXPECT_EQ(cut.group.follower_failures[1].Get().message, expected);
+}
+
+TEST(Silence, AFarewellOvertakesWhatIsQueued) {
+  CutGroup cut(TestLeaderOptions(3), 1);
+  cut.proxy->Throttle(64'000);
+  cut.group.follower(1).OnWork([](const Message&) {});
+  // Minutes' worth, but for the first frame.
+  const std::vector<std::byte> payload(1 << 20);
+  for (int i = 0; i < 1000; ++i) {
+    cut.group.leader->Ask(std::array<std::uint32_t, 1>{1}, 1, payload, nullptr);
+  }
+  cut.group.followers[1].reset();
+  const std::string expected = cut.group.leader_failure.Get().message;
+  EXPECT_THAT(expected, HasSubstr("rank 2 (host 127.0.0.1, pid "));
+  EXPECT_EQ(cut.group.follower_failures[0].Get().message, expected);
 }
 
 TEST(Silence, AShutdownDoesNotWaitForEverForWhoCannotHear) {

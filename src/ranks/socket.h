@@ -54,7 +54,8 @@ struct Accepted {
 // Takes a waiting connection, if there is one. kIo and the like: the process is out of descriptors.
 base::Result<Accepted> Accept(const Descriptor& listener);
 
-// Tries the addresses of the host one after the other, each with its share of the time that is left.
+// Tries the addresses of the host one after the other, each with its share of the time that is
+// left.
 base::Result<Descriptor> Connect(const Address& address, Deadline deadline,
                                  const base::CancelToken* cancel);
 

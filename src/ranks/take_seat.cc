@@ -1,6 +1,7 @@
-// The follower's side of the rendezvous: tries again until the leader has welcomed both connections,
-// the leader has refused it, or time is up. The leader's answer comes when the group is complete, so
-// a wait for it that ends early means that the leader has ended, and another may come.
+// The follower's side of the rendezvous: tries again until the leader has welcomed both
+// connections, the leader has refused it, or time is up. The leader's answer comes when the group
+// is complete, so a wait for it that ends early means that the leader has ended, and another may
+// come.
 #include <fmt/format.h>
 #include <unistd.h>
 
