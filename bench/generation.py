@@ -157,6 +157,62 @@ def loading(report: Report, checkpoint: Path) -> None:
     )
 
 
+def over_ranks(report: Report, checkpoint: Path) -> None:
+    """A random Llama of the size of SmolLM2 that two ranks can share, on the same processors as one rank."""
+    if not report.wants("load_gbps", "allreduce_share"):
+        return
+    model = divisible(checkpoint)
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors")) / 1e9
+    cores = len(os.sched_getaffinity(0))
+    with syncline.Engine(model, options={"tp": 2, "skip_tokenizer_init": True}) as engine:
+        engine.update_weights_from_disk(model)
+        mine, theirs = [], []
+        for _ in range(7):
+            mine.append(size / engine.update_weights_from_disk(model)["stage_seconds"])
+            theirs.append(read_gbps(model))
+        report.add(
+            Line(
+                name="load_gbps",
+                case="0.17 B bf16 over 2 ranks, warm files",
+                unit="GB/s",
+                ours=statistics.median(mine),
+                peer=statistics.median(theirs),
+                peer_name="reading the files, as many threads",
+                limit=memcpy_gbps(),
+                limit_name="memcpy",
+            )
+        )
+        for count in BATCHES:
+            ours(engine, count)  # warm
+            before = engine.server_info()["internal_states"][0]
+            speed = statistics.median(ours(engine, count) for _ in range(ROUNDS))
+            after = engine.server_info()["internal_states"][0]
+            spent = {k: after[k] - before[k] for k in ("step_seconds", "collective_seconds")}
+            report.add(
+                Line(
+                    name="allreduce_share",
+                    case=f"2 ranks, {cores} cores, {count} requests, {speed:.0f} tokens/s",
+                    unit="of a step",
+                    ours=spent["collective_seconds"] / spent["step_seconds"],
+                )
+            )
+
+
+def divisible(checkpoint: Path) -> Path:
+    """A checkpoint like SmolLM2's with 8 query and 4 key heads."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = checkpoint.parent / "llama-for-two"
+    if not (path / "config.json").exists():
+        torch.manual_seed(1)
+        config = LlamaConfig.from_pretrained(checkpoint)
+        config.num_attention_heads, config.num_key_value_heads = 8, 4
+        config.tie_word_embeddings = False
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
 def health(report: Report, checkpoint: Path) -> None:
     """`/health` beside 1,000 streams that wait and 64 that run."""
     if not report.wants("health_p99_ms"):
@@ -198,4 +254,5 @@ def health(report: Report, checkpoint: Path) -> None:
 def run(report: Report, checkpoint: Path) -> None:
     generation(report, checkpoint)
     loading(report, checkpoint)
+    over_ranks(report, checkpoint)
     health(report, checkpoint)

@@ -158,6 +158,18 @@ class Client:
         finally:
             connection.close()
 
+    def weights_digest(
+        self, version: int | None = None, *, source: StrPath | None = None
+    ) -> dict[str, Any]:
+        """Digests of all live checkpoint tensors, summed over the ranks that hold parts of them.
+
+        With `version`, "equal" says whether they are those of that version of a store (default: the
+        one of the last pull), and "different" which tensors are not.
+        """
+        fields = {"version": version, "source": None if source is None else str(source)}
+        query = urllib.parse.urlencode({k: v for k, v in fields.items() if v is not None})
+        return dict(self.get(f"/weights_digest?{query}"))
+
     # What trainers do with it.
 
     def pause(self, mode: str = "abort") -> None:

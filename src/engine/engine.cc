@@ -145,6 +145,8 @@ class EngineThread : public Engine {
   std::vector<float> logits_;
   std::uint64_t prompt_tokens_ = 0;
   std::uint64_t generated_tokens_ = 0;
+  std::uint64_t steps_ = 0;
+  double step_seconds_ = 0;
   TokenRate rate_;
 
   std::mutex joining_;
@@ -376,7 +378,10 @@ void EngineThread::ComputeStep() {
   if (step.work.empty()) return;
   const std::size_t vocabulary = limits_.vocabulary;
   logits_.resize(step.batch.logits_rows.size() * vocabulary);
+  const Clock::time_point begin = Clock::now();
   const Status computed = model_.Forward(step.batch, logits_);
+  ++steps_;
+  step_seconds_ += std::chrono::duration<double>(Clock::now() - begin).count();
   if (!computed) {
     base::Log(base::LogLevel::kError, computed.error().message);
     return AbortScheduled(
@@ -434,6 +439,9 @@ void EngineThread::UpdateStats() {
       .prompt_tokens = prompt_tokens_,
       .generated_tokens = generated_tokens_,
       .tokens_per_second = rate_.PerSecond(),
+      .steps = steps_,
+      .step_seconds = step_seconds_,
+      .collective_seconds = model_.CollectiveSeconds(),
       .weight_version = version_,
       .alive = Clock::now(),
   };

@@ -55,6 +55,9 @@ struct Stats {
   std::uint64_t prompt_tokens = 0;     // since the start
   std::uint64_t generated_tokens = 0;  // since the start
   double tokens_per_second = 0;        // generated, over the last ten seconds
+  std::uint64_t steps = 0;             // computed since the start
+  double step_seconds = 0;             // that they took
+  double collective_seconds = 0;       // of that, in sums over ranks, waiting included
   std::string weight_version;
   std::chrono::steady_clock::time_point alive;  // the last time the engine's thread came by
 };

@@ -57,6 +57,7 @@ class RankedModel : public model::Model {
   }
   Status ReserveKv(std::uint32_t blocks) override;
   Status Forward(const model::Batch& batch, std::span<float> logits) override;
+  double CollectiveSeconds() const override { return collective_seconds_; }
 
  private:
   // What the computing thread works on: it may outlive the call.
@@ -64,6 +65,7 @@ class RankedModel : public model::Model {
     model::Batch batch;
     std::vector<float> logits;
     Status status;
+    double collective_seconds = 0;
     std::mutex mutex;
     std::condition_variable changed;
     bool done = false;  // guarded by mutex
@@ -71,6 +73,7 @@ class RankedModel : public model::Model {
 
   ranks::Leader& leader_;
   std::unique_ptr<model::Model> own_;
+  double collective_seconds_ = 0;
   std::shared_ptr<Step> step_ = std::make_shared<Step>();
   base::Worker worker_;  // computes
 };
@@ -101,6 +104,7 @@ Status RankedModel::Forward(const model::Batch& batch, std::span<float> logits) 
   step.done = false;
   worker_.Post([this, shared = step_] {
     shared->status = own_->Forward(shared->batch, shared->logits);
+    shared->collective_seconds = own_->CollectiveSeconds();
     const std::scoped_lock lock(shared->mutex);
     shared->done = true;
     shared->changed.notify_one();
@@ -113,6 +117,7 @@ Status RankedModel::Forward(const model::Batch& batch, std::span<float> logits) 
     }
   }
   if (!step.status) return std::unexpected(FailGroup(leader_, step.status.error()));
+  collective_seconds_ = step.collective_seconds;
   std::ranges::copy(step.logits, logits.begin());
   return {};
 }

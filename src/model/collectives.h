@@ -20,6 +20,9 @@ class Collectives {
   virtual void Sum(at::Tensor& x) = 0;
   // The tensors of all ranks, by rank, on rank 0; nothing elsewhere.
   virtual std::vector<at::Tensor> Gather(const at::Tensor& x) = 0;
+
+  // Time that these calls have taken so far, waiting for the other ranks included.
+  virtual double seconds() const { return 0; }
 };
 
 }  // namespace syncline::model

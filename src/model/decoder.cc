@@ -85,6 +85,9 @@ class Decoder : public Model {
   base::Status ReserveKv(std::uint32_t blocks) override;
   base::Status Derive(std::span<const base::MutableByteSpan> memory) override;
   base::Status Forward(const Batch& batch, std::span<float> logits) override;
+  double CollectiveSeconds() const override {
+    return collectives_ == nullptr ? 0 : collectives_->seconds();
+  }
 
  private:
   void MakeBlocks();

@@ -52,6 +52,7 @@ class GlooCollectives : public Collectives {
 
   void Sum(at::Tensor& x) override {
     if (x.numel() == 0) return;
+    const Stopwatch watch(seconds_);
     std::vector<at::Tensor> tensors = {x};
     group_->allreduce(tensors)->wait();
   }
@@ -64,12 +65,31 @@ class GlooCollectives : public Collectives {
       outputs = {all};
     }
     if (x.numel() == 0) return all;
+    const Stopwatch watch(seconds_);
     std::vector<at::Tensor> inputs = {x};
     group_->gather(outputs, inputs, {})->wait();
     return all;
   }
 
+  double seconds() const override { return seconds_; }
+
  private:
+  // Adds the time of a scope.
+  class Stopwatch {
+   public:
+    explicit Stopwatch(double& total) : total_(total) {}
+    ~Stopwatch() {
+      total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    }
+    Stopwatch(const Stopwatch&) = delete;
+    Stopwatch& operator=(const Stopwatch&) = delete;
+
+   private:
+    double& total_;
+    std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  };
+
+  double seconds_ = 0;
   GlooOptions options_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
 };
@@ -99,9 +119,9 @@ base::Result<std::unique_ptr<Collectives>> JoinGloo(const GlooOptions& options) 
   try {
     return std::make_unique<GlooCollectives>(options);
   } catch (...) {
-    return std::unexpected(Explain(fmt::format("rank {} cannot join Gloo at {}:{} as {}",
-                                               options.rank, options.meeting_host,
-                                               options.meeting_port, options.own_host)));
+    return std::unexpected(
+        Explain(fmt::format("rank {} cannot join Gloo at {}:{} as {}", options.rank,
+                            options.meeting_host, options.meeting_port, options.own_host)));
   }
 }
 

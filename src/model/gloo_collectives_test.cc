@@ -48,6 +48,7 @@ TEST(GlooCollectives, SumsAndGathers) {
     for (std::size_t i = 0; i < all.size(); ++i) {
       EXPECT_EQ(all[i].sum().item<float>(), 6.0F * static_cast<float>(i));
     }
+    EXPECT_GT(collectives.seconds(), 0);
     at::Tensor nothing = at::zeros({0, 4}, at::kFloat);
     collectives.Sum(nothing);
     EXPECT_EQ(collectives.Gather(nothing).size(), rank == 0 ? 3U : 0U);

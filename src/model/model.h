@@ -42,6 +42,9 @@ class Model {
   // message; the step can then be repeated. With several ranks all must make the same call; only rank
   // 0 gets logits.
   virtual base::Status Forward(const Batch& batch, std::span<float> logits) = 0;
+
+  // Time that all steps so far have spent in sums over ranks, waiting included.
+  virtual double CollectiveSeconds() const { return 0; }
 };
 
 class Collectives;

@@ -82,6 +82,9 @@ void ShowServerInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange
   state.emplace_back("paused", stats.paused);
   state.emplace_back("prompt_tokens", stats.prompt_tokens);
   state.emplace_back("generated_tokens", stats.generated_tokens);
+  state.emplace_back("steps", stats.steps);
+  state.emplace_back("step_seconds", stats.step_seconds);
+  state.emplace_back("collective_seconds", stats.collective_seconds);
   set("internal_states", Json(Json::Array{Json(std::move(state))}));
   exchange->Send(JsonReply(info));
 }

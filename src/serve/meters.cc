@@ -20,6 +20,9 @@ Meters::Meters(base::MetricsRegistry& registry)
           registry.GetCounter("syncline_weight_updates_total", "Weight updates that succeeded")),
       failed_updates(registry.GetCounter("syncline_weight_updates_failed_total",
                                          "Weight updates that failed")),
+      unchanged_updates(
+          registry.GetCounter("syncline_weight_updates_unchanged_total",
+                              "Weight updates with the weights that were live already")),
       joined_updates(registry.GetCounter("syncline_weight_updates_joined_total",
                                          "Requests answered by the update of another request")),
       pulls(registry.GetCounter("syncline_pulls_total", "Pulls that succeeded")),

@@ -26,6 +26,7 @@ class Meters {
   base::Counter& generated_tokens;
   base::Counter& updates;
   base::Counter& failed_updates;
+  base::Counter& unchanged_updates;  // with the weights that were live already
   base::Counter& joined_updates;
   base::Counter& pulls;
   base::Counter& failed_pulls;

@@ -57,6 +57,7 @@ http::Response UpdateReply(std::string message, const UpdateReport& report, bool
                                      {"tensors", report.tensors},
                                      {"skipped_tensors", report.skipped},
                                      {"bytes", report.bytes},
+                                     {"unchanged", report.unchanged},
                                      {"joined", joined},
                                      {"already_loaded", already}}));
 }
@@ -88,6 +89,7 @@ void StartUpdate(Front& front, const DiskUpdate& update, const std::string& fing
         Meters& meters = front.meters();
         if (result) {
           meters.updates.Add();
+          if (result->unchanged) meters.unchanged_updates.Add();
           meters.update_stage_seconds.Observe(result->stage_seconds);
           meters.update_apply_seconds.Observe(result->apply_seconds);
           const bool known = update.weight_version && !fingerprint.empty();

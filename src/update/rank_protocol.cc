@@ -83,6 +83,7 @@ Payload Encode(const Staged& staged) {
   writer.Put(staged.loaded.skipped);
   writer.Put(staged.loaded.bytes);
   writer.PutText(staged.held);
+  writer.Put<std::uint8_t>(staged.unchanged ? 1 : 0);
   return std::move(writer).Take();
 }
 
@@ -93,6 +94,7 @@ Result<Staged> DecodeStaged(base::ByteSpan bytes) {
   staged.loaded.skipped = reader.Take<std::uint64_t>();
   staged.loaded.bytes = reader.Take<std::uint64_t>();
   staged.held = reader.TakeText();
+  staged.unchanged = reader.Take<std::uint8_t>() != 0;
   SYNCLINE_TRY(reader.status());
   return staged;
 }

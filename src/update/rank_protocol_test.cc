@@ -38,11 +38,13 @@ TEST(RankProtocol, PullOutcomes) {
 
 TEST(RankProtocol, StagedAndDigests) {
   const Staged staged = {.loaded = {.tensors = 3, .skipped = 1, .bytes = 1ULL << 40},
-                         .held = "version 7"};
+                         .held = "version 7",
+                         .unchanged = true};
   ASSERT_OK_AND_ASSIGN(const Staged found, DecodeStaged(Encode(staged)));
   EXPECT_EQ(found.loaded.bytes, 1ULL << 40);
   EXPECT_EQ(found.loaded.skipped, 1U);
   EXPECT_EQ(found.held, "version 7");
+  EXPECT_TRUE(found.unchanged);
   ExpectStrict(Encode(staged), DecodeStaged);
   const RankDigests digests = {.tensors = {{1, 2}, {3, 4}}, .derived = "ab"};
   ASSERT_OK_AND_ASSIGN(const RankDigests same, DecodeRankDigests(Encode(digests)));

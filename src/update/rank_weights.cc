@@ -16,6 +16,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 
 #include "checkpoint/checkpoint.h"
@@ -73,6 +74,11 @@ Result<Staged> RankWeights::Stage(const std::string& path) {
     SYNCLINE_ASSIGN(staged.loaded, layout::LoadCheckpoint(files_, checkpoint, model_.plan(),
                                                           staging, staging_pool_, &cancel_));
     SYNCLINE_TRY(model_.Derive(staging));
+    // Stops at the first difference, which is early where a step was made.
+    const auto live = model_.parameters().live();
+    staged.unchanged = std::ranges::equal(staging, live, [](const auto& a, const auto& b) {
+      return std::memcmp(a.data(), b.data(), a.size()) == 0;
+    });
     SYNCLINE_ASSIGN(staged.held, reading.Held());
     SYNCLINE_TRY(reading.End());
     return staged;

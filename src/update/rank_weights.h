@@ -34,6 +34,7 @@ struct Staged {
   // What the replica that it was read from holds: version and identity; empty for any other
   // directory. Ranks that read different versions must not be mixed.
   std::string held;
+  bool unchanged = false;  // the bytes are those that are live already
 };
 
 // A part of a checkpoint tensor that a rank owns, packed row-major.

@@ -118,8 +118,10 @@ class Rank {
       follower_ = *std::move(joined);
       auto weights = FollowingWeights::Create(files, model, *follower_, launch);
       joined_.count_down();
-      engine::FollowCommands(*follower_, model,
-                             [&](ranks::Message message) { weights->OnCommand(message); });
+      engine::FollowCommands(*follower_, model, [&](ranks::Message message) {
+        ++messages;
+        weights->OnCommand(std::move(message));
+      });
     });
   }
   ~Rank() { thread_.join(); }
@@ -132,6 +134,7 @@ class Rank {
 
   base::FaultyFileSystem files;
   PartModel model;
+  std::atomic<std::uint64_t> messages = 0;  // commands that were not the engine's
 
  private:
   std::latch joined_{1};
@@ -249,6 +252,47 @@ TEST_F(RanksTest, StepsAreComputedOnAllRanks) {
   ASSERT_OK(Export("whole"));  // is in the same order of commands
   EXPECT_EQ(own_->steps, 5U);
   for (const auto& rank : ranks_) EXPECT_EQ(rank->model.steps, 5U);
+}
+
+// BR-36: no rank takes the new weights before all are ready, and no step runs with both.
+TEST_F(RanksTest, BR36TheSlowRankDelaysEverybody) {
+  std::promise<void> reading;
+  std::promise<void> go_on;
+  auto waiting = go_on.get_future().share();
+  ranks_[2]->files.SetRule(
+      [&, first = true](std::string_view operation, const std::string& path) mutable -> Status {
+        if (operation != "read" || !first || !path.contains("v2/model")) return {};
+        first = false;
+        reading.set_value();
+        waiting.wait();
+        return {};
+      });
+  std::future<Result<UpdateReport>> update =
+      std::async(std::launch::async, [&] { return Update("v2"); });
+  reading.get_future().wait();
+  // Generation goes on meanwhile, with the old weights on all ranks.
+  engine::Client client;
+  engine::Request request;
+  request.id = "r";
+  request.input_ids = {1, 2, 3};
+  request.sampling.max_new_tokens = 3;
+  ASSERT_OK(engine_->Submit(std::move(request), client.sink()));
+  EXPECT_EQ(client.Wait().weight_versions.back().version, "v1");
+  ExpectServed(1);
+  EXPECT_EQ(engine_->stats().weight_version, "v1");
+  go_on.set_value();
+  ASSERT_OK(update.get());
+  ExpectServed(2);
+}
+
+// BR-42: round trips do not grow with the number of tensors.
+TEST_F(RanksTest, BR42AnUpdateIsTwoRoundTrips) {
+  std::uint64_t before = 0;
+  std::uint64_t after = 0;
+  for (const auto& rank : ranks_) before += rank->messages;
+  ASSERT_OK(Update("v2"));
+  for (const auto& rank : ranks_) after += rank->messages;
+  EXPECT_EQ(after - before, (kRanks - 1) * 1U) << "commands; staging is one work message each";
 }
 
 // BR-37: the rank that failed is named with its own words, nothing has changed anywhere, nobody

@@ -126,7 +126,7 @@ class LiveWeights : public Weights {
  private:
   // On the update thread.
   Result<UpdateReport> UpdateFromDisk(const DiskUpdate& update);
-  Result<layout::LoadReport> StageEverywhere(const std::string& path);
+  Result<Staged> StageEverywhere(const std::string& path);
   Status Apply(const DiskUpdate& update, UpdateReport& report);
   // On the pull thread.
   std::vector<HostPull> PullEverywhere(const PullRequest& request);
@@ -155,23 +155,28 @@ Result<UpdateReport> LiveWeights::UpdateFromDisk(const DiskUpdate& update) {
   SYNCLINE_TRY(cancel_.Check());
   UpdateReport report;
   const Clock::time_point begin = Clock::now();
-  SYNCLINE_ASSIGN(const layout::LoadReport loaded, StageEverywhere(update.path));
-  report.tensors = loaded.tensors;
-  report.skipped = loaded.skipped;
-  report.bytes = loaded.bytes;
+  SYNCLINE_ASSIGN(const Staged staged, StageEverywhere(update.path));
+  report.tensors = staged.loaded.tensors;
+  report.skipped = staged.loaded.skipped;
+  report.bytes = staged.loaded.bytes;
+  report.unchanged = staged.unchanged;
+  if (staged.unchanged) {
+    base::Log(base::LogLevel::kWarning,
+              fmt::format("{}: an update with exactly the weights that are live", update.path));
+  }
   report.stage_seconds = SecondsSince(begin);
   SYNCLINE_TRY(Apply(update, report));
   return report;
 }
 
-Result<layout::LoadReport> LiveWeights::StageEverywhere(const std::string& path) {
+Result<Staged> LiveWeights::StageEverywhere(const std::string& path) {
   std::future<Answers> asked = others_.Ask(others_.peers(), kStage, EncodeText(path));
   Result<Staged> own = own_.Stage(path);
   const Answers answers = asked.get();  // all: so that nobody stages when the next update begins
   const std::string self = RankText(0, options_.host);
   if (!own && others_.any()) return base::Annotate(own.error(), self);
   if (!own) return std::unexpected(own.error());
-  layout::LoadReport loaded = own->loaded;
+  Staged all = *own;
   for (std::size_t i = 0; i < answers.size(); ++i) {
     if (!answers[i]) return std::unexpected(answers[i].error());
     SYNCLINE_ASSIGN(const Staged staged, DecodeStaged(*answers[i]));
@@ -183,9 +188,10 @@ Result<layout::LoadReport> LiveWeights::StageEverywhere(const std::string& path)
           fmt::format("{}: the hosts do not hold the same: {} has {}, {} has {}", path, self,
                       text(own->held), RankText(peer.rank, peer.host), text(staged.held)));
     }
-    loaded.bytes += staged.loaded.bytes;
+    all.loaded.bytes += staged.loaded.bytes;
+    all.unchanged = all.unchanged && staged.unchanged;
   }
-  return loaded;
+  return all;
 }
 
 Status LiveWeights::Apply(const DiskUpdate& update, UpdateReport& report) {

@@ -34,6 +34,7 @@ struct UpdateReport {
   std::uint64_t tensors = 0;
   std::uint64_t skipped = 0;  // that a rule leaves out
   std::uint64_t bytes = 0;    // that all ranks hold together
+  bool unchanged = false;     // they are what was live already, on every rank
   double stage_seconds = 0;   // reading and checking, while the engine may go on
   double apply_seconds = 0;   // in which no forward can run
 };

@@ -103,6 +103,23 @@ TEST_F(WeightsTest, TakesTheWeightsOfACheckpoint) {
   ExpectServed(3, 4, "second", "two");
 }
 
+// BR-26: an update that changes nothing looks like a trainer that does not train.
+TEST_F(WeightsTest, BR26UpdatesThatChangeNothingSaySo) {
+  ASSERT_OK_AND_ASSIGN(UpdateReport report, Update(Path("second"), "two"));
+  EXPECT_FALSE(report.unchanged);
+  ASSERT_OK_AND_ASSIGN(report, Update(Path("second"), "three"));
+  EXPECT_TRUE(report.unchanged);
+  EXPECT_EQ(engine_->stats().weight_version, "three");
+  ASSERT_OK_AND_ASSIGN(report, Update(Path("first"), "four"));
+  EXPECT_FALSE(report.unchanged);
+}
+
+TEST_F(WeightsTest, BR26AnUpdateWithoutTensorsIsAnError) {
+  WriteCheckpoint("empty", {});
+  EXPECT_ERROR(Update(Path("empty"), "two"), Code::kNotFound, "2 of 2 tensors are missing");
+  ExpectOld();
+}
+
 TEST_F(WeightsTest, WithoutALabelTheVersionStays) {
   ASSERT_OK(Update(Path("second"), std::nullopt));
   ExpectServed(3, 4, "second", "one");
