@@ -16,6 +16,7 @@ from pathlib import Path
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import codec
+import allreduce
 import generation
 import plans
 import replica
@@ -43,6 +44,7 @@ def main() -> None:
     replica.run(report, arguments.cache, ROOT / "build/bench/scratch")
     codec.run(report, arguments.cache, ROOT / "build/bench/scratch")
     plans.run(report)
+    allreduce.run(report)
     report.write(arguments.out)
 
 

@@ -7,19 +7,12 @@
 // connection broke) it first waits for the leader's word, which knows who is gone.
 #include "engine/ranked_model.h"
 
-#include <fmt/core.h>
-
-#include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <future>
-#include <mutex>
 #include <optional>
 #include <thread>
 
-#include "base/log.h"
 #include "base/wire.h"
-#include "base/worker.h"
 #include "engine/rank_messages.h"
 
 namespace syncline::engine {
@@ -57,25 +50,11 @@ class RankedModel : public model::Model {
   }
   Status ReserveKv(std::uint32_t blocks) override;
   Status Forward(const model::Batch& batch, std::span<float> logits) override;
-  double CollectiveSeconds() const override { return collective_seconds_; }
+  double CollectiveSeconds() const override { return own_->CollectiveSeconds(); }
 
  private:
-  // What the computing thread works on: it may outlive the call.
-  struct Step {
-    model::Batch batch;
-    std::vector<float> logits;
-    Status status;
-    double collective_seconds = 0;
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool done = false;  // guarded by mutex
-  };
-
   ranks::Leader& leader_;
   std::unique_ptr<model::Model> own_;
-  double collective_seconds_ = 0;
-  std::shared_ptr<Step> step_ = std::make_shared<Step>();
-  base::Worker worker_;  // computes
 };
 
 Status RankedModel::ReserveKv(std::uint32_t blocks) {
@@ -98,28 +77,9 @@ Status RankedModel::ReserveKv(std::uint32_t blocks) {
 Status RankedModel::Forward(const model::Batch& batch, std::span<float> logits) {
   if (const auto failure = leader_.failure()) return std::unexpected(*failure);
   leader_.Command(kForward, EncodeBatch(batch));
-  Step& step = *step_;
-  step.batch = batch;
-  step.logits.resize(logits.size());
-  step.done = false;
-  worker_.Post([this, shared = step_] {
-    shared->status = own_->Forward(shared->batch, shared->logits);
-    shared->collective_seconds = own_->CollectiveSeconds();
-    const std::scoped_lock lock(shared->mutex);
-    shared->done = true;
-    shared->changed.notify_one();
-  });
-  {
-    std::unique_lock lock(step.mutex);
-    const auto done = [&] { return step.done; };
-    while (!step.changed.wait_for(lock, std::chrono::milliseconds(50), done)) {
-      if (const auto failure = leader_.failure()) return std::unexpected(*failure);
-    }
-  }
-  if (!step.status) return std::unexpected(FailGroup(leader_, step.status.error()));
-  collective_seconds_ = step.collective_seconds;
-  std::ranges::copy(step.logits, logits.begin());
-  return {};
+  const Status computed = own_->Forward(batch, logits);
+  if (computed) return {};
+  return std::unexpected(FailGroup(leader_, computed.error()));
 }
 
 }  // namespace

@@ -13,10 +13,8 @@ namespace syncline::engine {
 // On rank 0. `own` is rank 0's part; `leader` must outlive the model. Parameters and plan are those
 // of rank 0.
 //
-// When the group fails while a step is computed, Forward returns kUnavailable with the leader's
-// reason, although the step hangs in a collective: it is computed on a thread of its own, and
-// that thread is left behind. Destroying the model then waits for it, which may take for ever: the
-// process is to end without that (_Exit).
+// When the group fails, Forward returns kUnavailable with the leader's reason. A running step ends
+// because whoever hears of the failure aborts the mesh that sums go over (ranks::Mesh::Abort).
 std::unique_ptr<model::Model> MakeRankedModel(std::unique_ptr<model::Model> own,
                                               ranks::Leader& leader);
 

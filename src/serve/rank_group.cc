@@ -3,8 +3,8 @@
 //   1. Rank 0 listens. Only now its port is known, so only now it starts the other ranks of its node
 //      (and says the port in torchrun's store, where torchrun has started them).
 //   2. All others connect (ranks/leader.h); the first rank of another node has started its own node's.
-//   3. Rank 0 opens the meeting place of Gloo and sends its port as the first command.
-//   4. All join Gloo: a rank that has joined is connected with all others.
+//   3. Rank 0 asks every rank to listen for the mesh, and gets their addresses.
+//   4. Rank 0 sends all addresses to all, and everybody connects with everybody.
 // A process that was started by another one ends with it (ranks/launch.h); a child that ends before
 // the group stands ends the wait for it.
 #include "serve/rank_group.h"
@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <future>
 #include <mutex>
 #include <optional>
 
@@ -21,6 +22,7 @@
 #include "base/log.h"
 #include "base/wire.h"
 #include "engine/rank_messages.h"
+#include "model/mesh_collectives.h"
 #include "model/torch_store.h"
 #include "tensor/hash.h"
 
@@ -35,8 +37,9 @@ using base::Result;
 using base::Status;
 using std::chrono::milliseconds;
 
-// A command of this room's own: u16 port of the meeting place.
-constexpr std::uint32_t kMeet = engine::kFirstOther + 900;
+// Commands of this room's own.
+constexpr std::uint32_t kListen = engine::kFirstOther + 900;   // answered with a text: the address
+constexpr std::uint32_t kConnect = engine::kFirstOther + 901;  // a text for each rank
 
 std::vector<std::string> ChildEnvironment(const std::string& token) {
   std::vector<std::string> variables;
@@ -103,6 +106,84 @@ model::TorchStore StoreOf(const TorchRendezvous& torch, milliseconds timeout) {
   return {.host = torch.store.host, .port = torch.store.port, .timeout = timeout};
 }
 
+// Ends what waits in the mesh when the group fails; a mesh that comes later too.
+class MeshGuard {
+ public:
+  void Watch(ranks::Mesh* mesh) {
+    const std::scoped_lock lock(mutex_);
+    mesh_ = mesh;
+    if (mesh_ != nullptr && reason_) mesh_->Abort(*reason_);
+  }
+  void Abort(const base::Error& reason) {
+    const std::scoped_lock lock(mutex_);
+    reason_ = reason;
+    if (mesh_ != nullptr) mesh_->Abort(reason);
+  }
+
+ private:
+  std::mutex mutex_;
+  ranks::Mesh* mesh_ = nullptr;        // guarded by mutex_
+  std::optional<base::Error> reason_;  // guarded by mutex_
+};
+
+using Answers = std::vector<Result<std::vector<std::byte>>>;
+
+Status FormMesh(const RankSetting& setting, LeadingRanks& ranks, MeshGuard& guard) {
+  const ranks::Group& group = setting.placement.group;
+  const auto deadline = std::chrono::steady_clock::now() + setting.timeout;
+  SYNCLINE_ASSIGN(ranks.mesh,
+                  ranks::Mesh::Listen(group.rank, group.size, ranks.host, setting.placement.token));
+  guard.Watch(ranks.mesh.get());
+  std::promise<Answers> answered;
+  ranks.leader->CommandAndAsk(kListen, {},
+                              [&](Answers all) { answered.set_value(std::move(all)); });
+  std::vector<ranks::Address> addresses = {ranks.mesh->address()};
+  base::WireWriter message;
+  message.PutText(ToText(addresses[0]));
+  for (const Result<std::vector<std::byte>>& answer : answered.get_future().get()) {
+    if (!answer) return std::unexpected(answer.error());
+    SYNCLINE_ASSIGN(const ranks::Address address, ranks::ParseAddress(base::AsText(*answer)));
+    addresses.push_back(address);
+    message.PutText(ToText(address));
+  }
+  ranks.leader->Command(kConnect, std::move(message).Take());
+  SYNCLINE_TRY(ranks.mesh->Connect(addresses, deadline));
+  ranks.collectives = model::MakeMeshCollectives(*ranks.mesh, group.rank, group.size);
+  return {};
+}
+
+// The next command, which must be of that kind.
+Result<ranks::Message> Await(ranks::Follower& follower, std::uint32_t kind) {
+  SYNCLINE_ASSIGN(std::optional<ranks::Message> message, follower.Next());
+  if (!message) return Fail(Code::kUnavailable, "rank 0 has ended the group");
+  if (message->kind == kind) return *std::move(message);
+  return Fail(Code::kInternal,
+              fmt::format("rank 0 sends a command of kind {}, not {}", message->kind, kind));
+}
+
+Status JoinMesh(const RankSetting& setting, const ranks::Address& leader, FollowingRank& rank) {
+  const ranks::Group& group = setting.placement.group;
+  const auto deadline = std::chrono::steady_clock::now() + setting.timeout;
+  SYNCLINE_ASSIGN(const ranks::Message listen, Await(*rank.follower, kListen));
+  SYNCLINE_ASSIGN(const std::string host, ranks::OwnHostTowards(leader, deadline));
+  SYNCLINE_ASSIGN(rank.mesh,
+                  ranks::Mesh::Listen(group.rank, group.size, host, setting.placement.token));
+  const std::string address = ToText(rank.mesh->address());
+  const base::ByteSpan text = base::AsBytes(address);
+  rank.follower->Reply(listen.id, std::vector<std::byte>(text.begin(), text.end()));
+  SYNCLINE_ASSIGN(const ranks::Message connect, Await(*rank.follower, kConnect));
+  base::WireReader reader(connect.payload);
+  std::vector<ranks::Address> addresses;
+  for (std::uint32_t i = 0; i < group.size; ++i) {
+    SYNCLINE_ASSIGN(const ranks::Address other, ranks::ParseAddress(reader.TakeText()));
+    addresses.push_back(other);
+  }
+  SYNCLINE_TRY(reader.status());
+  SYNCLINE_TRY(rank.mesh->Connect(addresses, deadline));
+  rank.collectives = model::MakeMeshCollectives(*rank.mesh, group.rank, group.size);
+  return {};
+}
+
 }  // namespace
 
 RankSetting MakeSetting(const Options& options, Placement placement,
@@ -130,14 +211,19 @@ Result<std::unique_ptr<LeadingRanks>> Lead(RankSetting setting,
   const Placement& placement = setting.placement;
   auto ranks = std::make_unique<LeadingRanks>();
   const auto watch = std::make_shared<ChildWatch>();
+  const auto guard = std::make_shared<MeshGuard>();
   ranks::Address address = placement.rendezvous;
+  auto failed = [guard, on_failure = std::move(on_failure)](const base::Error& error) {
+    guard->Abort(error);
+    on_failure(error);
+  };
   SYNCLINE_ASSIGN(ranks->leader, ranks::Leader::Listen({.listen = address,
                                                         .size = placement.group.size,
                                                         .nodes = placement.group.nodes,
                                                         .token = placement.token,
                                                         .fingerprint = setting.fingerprint,
                                                         .join_timeout = setting.timeout,
-                                                        .on_failure = std::move(on_failure),
+                                                        .on_failure = std::move(failed),
                                                         .cancel = watch->cancel()}));
   address.port = ranks->leader->port();
   ranks->host = address.host;
@@ -151,15 +237,7 @@ Result<std::unique_ptr<LeadingRanks>> Lead(RankSetting setting,
   if (const Status joined = ranks->leader->Join(); !joined) {
     return std::unexpected(watch->Explain(joined.error()));
   }
-  SYNCLINE_ASSIGN(ranks->meeting, model::GlooMeeting::Open());
-  base::WireWriter message;
-  message.Put(ranks->meeting->port());
-  ranks->leader->Command(kMeet, std::move(message).Take());
-  SYNCLINE_ASSIGN(ranks->collectives, model::JoinGloo({.rank = 0,
-                                                       .size = placement.group.size,
-                                                       .meeting_host = address.host,
-                                                       .meeting_port = ranks->meeting->port(),
-                                                       .own_host = address.host}));
+  SYNCLINE_TRY(FormMesh(setting, *ranks, *guard));
   return ranks;
 }
 
@@ -187,20 +265,7 @@ Result<std::unique_ptr<FollowingRank>> Follow(RankSetting setting,
                                        .cancel = watch->cancel()});
   if (!joined) return std::unexpected(watch->Explain(joined.error()));
   rank->follower = *std::move(joined);
-  SYNCLINE_ASSIGN(const std::optional<ranks::Message> message, rank->follower->Next());
-  if (!message) return Fail(Code::kUnavailable, "rank 0 has ended the group");
-  base::WireReader reader(message->payload);
-  const auto port = reader.Take<std::uint16_t>();
-  if (message->kind != kMeet || !reader.status()) {
-    return Fail(Code::kInternal, "rank 0 did not say where Gloo meets");
-  }
-  const auto deadline = std::chrono::steady_clock::now() + setting.timeout;
-  SYNCLINE_ASSIGN(const std::string own_host, ranks::OwnHostTowards(leader, deadline));
-  SYNCLINE_ASSIGN(rank->collectives, model::JoinGloo({.rank = placement.group.rank,
-                                                      .size = placement.group.size,
-                                                      .meeting_host = leader.host,
-                                                      .meeting_port = port,
-                                                      .own_host = own_host}));
+  SYNCLINE_TRY(JoinMesh(setting, leader, *rank));
   return rank;
 }
 

@@ -9,10 +9,10 @@
 
 #include "base/error.h"
 #include "model/collectives.h"
-#include "model/gloo_collectives.h"
 #include "ranks/follower.h"
 #include "ranks/launch.h"
 #include "ranks/leader.h"
+#include "ranks/mesh.h"
 #include "serve/placement.h"
 
 namespace syncline::serve {
@@ -29,11 +29,10 @@ struct RankSetting {
 RankSetting MakeSetting(const Options& options, Placement placement,
                         std::vector<std::string> arguments);
 
-// Members in the order of their start.
 struct LeadingRanks {
+  std::unique_ptr<ranks::Mesh> mesh;  // outlives the leader, whose failure aborts it
   std::unique_ptr<ranks::Leader> leader;
   std::unique_ptr<ranks::Launcher> launcher;  // null: others start the ranks
-  std::unique_ptr<model::GlooMeeting> meeting;
   std::unique_ptr<model::Collectives> collectives;
   std::string host;  // what this host is called
 
@@ -49,6 +48,7 @@ base::Result<std::unique_ptr<LeadingRanks>> Lead(RankSetting setting,
 struct FollowingRank {
   std::unique_ptr<ranks::Launcher> launcher;  // null, but on the first rank of its node
   std::unique_ptr<ranks::Follower> follower;
+  std::unique_ptr<ranks::Mesh> mesh;
   std::unique_ptr<model::Collectives> collectives;
 };
 

@@ -7,7 +7,7 @@
 namespace syncline::serve {
 
 // Until a signal ends it; the exit status of the process. It does not return where a rank is gone:
-// then the process ends from inside, since a thread may hang in a collective.
+// then the process ends from inside.
 int ServeModel(const Options& options, const RankSetting& setting);
 
 // Of a rank: --threads, or this node's processors divided among its ranks.

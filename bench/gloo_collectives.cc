@@ -1,6 +1,6 @@
 // The one file that sees Gloo: its headers are not in the torch wheel, and those of the system are
-// older than the library inside it. What is used here is checked by gloo_collectives_test.cc.
-#include "model/gloo_collectives.h"
+// older than the library inside it.
+#include "gloo_collectives.h"
 
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
@@ -13,7 +13,7 @@
 
 #include "model/collectives.h"
 
-namespace syncline::model {
+namespace syncline::bench {
 namespace {
 
 using base::Code;
@@ -33,7 +33,7 @@ class Meeting : public GlooMeeting {
   c10::intrusive_ptr<c10d::TCPStore> store_;
 };
 
-class GlooCollectives : public Collectives {
+class GlooCollectives : public model::Collectives {
  public:
   explicit GlooCollectives(const GlooOptions& options) : options_(options) {
     c10d::TCPStoreOptions client;
@@ -52,7 +52,6 @@ class GlooCollectives : public Collectives {
 
   void Sum(at::Tensor& x) override {
     if (x.numel() == 0) return;
-    const Stopwatch watch(seconds_);
     std::vector<at::Tensor> tensors = {x};
     group_->allreduce(tensors)->wait();
   }
@@ -65,31 +64,12 @@ class GlooCollectives : public Collectives {
       outputs = {all};
     }
     if (x.numel() == 0) return all;
-    const Stopwatch watch(seconds_);
     std::vector<at::Tensor> inputs = {x};
     group_->gather(outputs, inputs, {})->wait();
     return all;
   }
 
-  double seconds() const override { return seconds_; }
-
  private:
-  // Adds the time of a scope.
-  class Stopwatch {
-   public:
-    explicit Stopwatch(double& total) : total_(total) {}
-    ~Stopwatch() {
-      total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-    }
-    Stopwatch(const Stopwatch&) = delete;
-    Stopwatch& operator=(const Stopwatch&) = delete;
-
-   private:
-    double& total_;
-    std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  };
-
-  double seconds_ = 0;
   GlooOptions options_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
 };
@@ -115,7 +95,7 @@ base::Result<std::unique_ptr<GlooMeeting>> GlooMeeting::Open() {
   }
 }
 
-base::Result<std::unique_ptr<Collectives>> JoinGloo(const GlooOptions& options) {
+base::Result<std::unique_ptr<model::Collectives>> JoinGloo(const GlooOptions& options) {
   try {
     return std::make_unique<GlooCollectives>(options);
   } catch (...) {
@@ -125,4 +105,4 @@ base::Result<std::unique_ptr<Collectives>> JoinGloo(const GlooOptions& options) 
   }
 }
 
-}  // namespace syncline::model
+}  // namespace syncline::bench

@@ -1,4 +1,4 @@
-// Collectives over libtorch's Gloo: TCP between the ranks, on CPU tensors.
+// Collectives over libtorch's Gloo, to compare ours with.
 #pragma once
 
 #include <chrono>
@@ -9,8 +9,10 @@
 #include "base/error.h"
 
 namespace syncline::model {
-
 class Collectives;
+}
+
+namespace syncline::bench {
 
 // Where the ranks of a group find each other: a small key-value server (c10d's TCPStore) that rank 0
 // runs.
@@ -33,6 +35,6 @@ struct GlooOptions {
 
 // Returns when all ranks are connected. kUnavailable with the library's message. On rank 0 the
 // meeting must outlive the collectives.
-base::Result<std::unique_ptr<Collectives>> JoinGloo(const GlooOptions& options);
+base::Result<std::unique_ptr<model::Collectives>> JoinGloo(const GlooOptions& options);
 
-}  // namespace syncline::model
+}  // namespace syncline::bench
