@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import socket
 import statistics
 import sys
@@ -121,6 +122,25 @@ def read_gbps(checkpoint: Path) -> float:
     return done / took / 1e9
 
 
+def twin(checkpoint: Path) -> Path:
+    """The same checkpoint with another first weight, as every tensor of a step has some: what is live is not loaded again."""
+    path = checkpoint.parent / f"{checkpoint.name}-twin"
+    if not path.exists():
+        shutil.copytree(checkpoint, path)
+        for file in path.glob("*.safetensors"):
+            with file.open("r+b") as data:
+                header = int.from_bytes(data.read(8), "little")
+                entries = json.loads(data.read(header))
+                for name, entry in entries.items():
+                    if name != "__metadata__":
+                        at = 8 + header + entry["data_offsets"][0]
+                        data.seek(at)
+                        byte = data.read(1)[0]
+                        data.seek(at)
+                        data.write(bytes([byte ^ 1]))
+    return path
+
+
 def loading(report: Report, checkpoint: Path) -> None:
     if not report.wants("load_gbps", "exchange_gbps"):
         return
@@ -128,8 +148,9 @@ def loading(report: Report, checkpoint: Path) -> None:
     mine, theirs, swap = [], [], []
     with syncline.Engine(checkpoint) as engine:
         engine.update_weights_from_disk(checkpoint)  # makes the second arena
-        for _ in range(7):
-            reply = engine.update_weights_from_disk(checkpoint)
+        for i in range(8):
+            reply = engine.update_weights_from_disk(checkpoint if i % 2 else twin(checkpoint))
+            assert not reply["unchanged"]
             mine.append(size / reply["stage_seconds"])
             swap.append(reply["apply_seconds"])
             theirs.append(read_gbps(checkpoint))
@@ -167,8 +188,10 @@ def over_ranks(report: Report, checkpoint: Path) -> None:
     with syncline.Engine(model, options={"tp": 2, "skip_tokenizer_init": True}) as engine:
         engine.update_weights_from_disk(model)
         mine, theirs = [], []
-        for _ in range(7):
-            mine.append(size / engine.update_weights_from_disk(model)["stage_seconds"])
+        for i in range(8):
+            reply = engine.update_weights_from_disk(model if i % 2 else twin(model))
+            assert not reply["unchanged"]
+            mine.append(size / reply["stage_seconds"])
             theirs.append(read_gbps(model))
         report.add(
             Line(

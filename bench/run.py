@@ -15,8 +15,8 @@ from pathlib import Path
 # Read when OpenMP is loaded: idle threads of one side must not take the processor from the other.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
-import codec
 import allreduce
+import codec
 import generation
 import plans
 import replica
