@@ -271,7 +271,7 @@ Buffer Repeated(ByteSpan bytes, std::size_t times) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace syncline;
-  constexpr std::size_t kTimes[] = {1, 1, 2, 200};
+  constexpr std::size_t kTimes[] = {1, 1, 2, 1000};
   if (size < 2) return 0;
   const std::size_t script_size = std::min<std::size_t>(data[1], size - 2);
   const fuzz::Script script(fuzz::Bytes(data + 2, script_size));
