@@ -301,14 +301,18 @@ TEST(BR37, AStoppedRankEndsTheWaitOfAll) {
   group.launcher->Stop(milliseconds(0));  // a stopped process too
 }
 
-TEST(BR38, RanksMeetAtALinkLocalAddress) {
+// In a network that the child makes for itself.
+void RunInItsOwnNetwork(const std::string& what) {
   Exits exits;
-  ASSERT_OK_AND_ASSIGN(const auto launcher,
-                       Launcher::Start({Child(1, {"meets-at-link-local"})}, exits.Listener()));
+  ASSERT_OK_AND_ASSIGN(const auto launcher, Launcher::Start({Child(1, {what})}, exits.Listener()));
   const RankExit exit = exits.Of(1);
   if (exit.text.ends_with("exit status 77")) GTEST_SKIP() << "no network of our own can be made";
   EXPECT_TRUE(exit.ok) << exit.text;
 }
+
+TEST(BR38, RanksMeetAtALinkLocalAddress) { RunInItsOwnNetwork("meets-at-link-local"); }
+
+TEST(OwnHost, WithoutAWayIsAnError) { RunInItsOwnNetwork("finds-no-way"); }
 
 }  // namespace
 }  // namespace syncline::ranks

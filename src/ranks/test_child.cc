@@ -4,6 +4,7 @@
 //   waits FILE                     writes its pid and waits for its end
 //   launches FILE                  launches one that waits, and waits too
 //   follows RANK PORT EXPECTED     follows a leader of 4 ranks until the end of the group
+//   finds-no-way                   looks for ways out of a network that has only the loopback
 //   meets-at-link-local            a leader and two followers at fe80::1 of a network of its own
 #include <net/if.h>
 #include <netinet/in.h>
@@ -83,6 +84,16 @@ bool EnterLinkLocalNetwork() {
   return ioctl(control.get(), SIOCSIFADDR, &request) == 0;
 }
 
+int FindNoWay() {
+  if (!EnterLinkLocalNetwork()) return kSkipped;
+  const Deadline deadline = std::chrono::steady_clock::now() + kForever;
+  const auto own = OwnHostTowards({"10.0.0.1", 7}, deadline);
+  return !own && own.error().code == base::Code::kUnavailable &&
+                 own.error().message == "no way to 10.0.0.1:7: Network is unreachable"
+             ? 0
+             : kWrong;
+}
+
 int MeetAtLinkLocal() {
   if (!EnterLinkLocalNetwork()) return kSkipped;
   LeaderOptions options = TestLeaderOptions(3);
@@ -103,7 +114,10 @@ int MeetAtLinkLocal() {
   }
   bool ok = (*leader)->Join().has_value();
   for (auto& join : joins) ok = join.get().has_value() && ok;
-  return ok && (*leader)->peers()[0].host == "fe80::1%lo" ? 0 : kWrong;
+  ok = ok && (*leader)->peers()[0].host == "fe80::1%lo";
+  const Deadline deadline = std::chrono::steady_clock::now() + kForever;
+  const auto own = OwnHostTowards({"fe80::1%lo", 7}, deadline);
+  return ok && own && *own == "fe80::1%lo" ? 0 : kWrong;
 }
 
 int Run(const std::vector<std::string>& arguments) {
@@ -114,6 +128,7 @@ int Run(const std::vector<std::string>& arguments) {
     return Follow(static_cast<std::uint32_t>(std::stoul(arguments.at(1))),
                   static_cast<std::uint16_t>(std::stoul(arguments.at(2))), arguments.at(3));
   }
+  if (what == "finds-no-way") return FindNoWay();
   if (what == "meets-at-link-local") return MeetAtLinkLocal();
   return kWrong;
 }
