@@ -16,6 +16,7 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -237,7 +238,8 @@ Result<std::string> OwnHostTowards(const Address& address, Deadline deadline) {
     own.sockaddr.resize(size);
     return HostText(own);
   }
-  return base::FailErrno(error, fmt::format("no way to {}", ToText(address)));
+  return Fail(Code::kUnavailable, fmt::format("no way to {}: {}", ToText(address),
+                                              std::generic_category().message(error)));
 }
 
 }  // namespace syncline::ranks

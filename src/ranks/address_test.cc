@@ -108,6 +108,32 @@ TEST(BR38, ALookUpEndsWithItsDeadline) {
                "cannot resolve some-name:1: timed out");
 }
 
+TEST(OwnHost, TowardsALoopbackIsThatLoopback) {
+  // Nobody listens there, nor at the port 0.
+  EXPECT_EQ(OwnHostTowards({"127.0.0.1", 1}, In(kForever)).value(), "127.0.0.1");
+  EXPECT_EQ(OwnHostTowards({"localhost", 0}, In(kForever)).value(), "127.0.0.1");
+  EXPECT_EQ(OwnHostTowards({"127.0.0.2", 1}, In(kForever)).value(), "127.0.0.1");  // not its own
+  if (!HasIpv6Loopback()) GTEST_SKIP() << "this host has no IPv6";
+  EXPECT_EQ(OwnHostTowards({"::1", 1}, In(kForever)).value(), "::1");
+  // An IPv4 address, whichever way it is written.
+  EXPECT_EQ(OwnHostTowards({"::ffff:127.0.0.1", 1}, In(kForever)).value(), "127.0.0.1");
+}
+
+TEST(OwnHost, TowardsANameThatDoesNotResolveIsAnError) {
+  const Address address{std::string(64, 'x') + ".invalid", 29500};
+  EXPECT_ERROR(OwnHostTowards(address, In(kForever)), Code::kUnavailable,
+               "cannot resolve " + ToText(address) + ": ");
+  EXPECT_ERROR(OwnHostTowards({"some-name", 1}, steady_clock::now()), Code::kTimeout,
+               "cannot resolve some-name:1: timed out");
+}
+
+TEST(OwnHost, TowardsAnAddressThatCannotBeReachedIsAnError) {
+  // The address of all hosts, which no socket reaches that has not asked for it. A network without
+  // ways: launch_test.cc.
+  EXPECT_ERROR(OwnHostTowards({"255.255.255.255", 7}, In(kForever)), Code::kUnavailable,
+               "no way to 255.255.255.255:7: ");
+}
+
 TEST(BR38, AClosedPortIsNamedWithinTheDeadline) {
   std::uint16_t port = 0;
   {

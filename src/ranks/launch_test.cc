@@ -1,23 +1,16 @@
-// Ranks as real processes. This test program is its own child: Child.DISABLED_… are not tests but
-// what a child runs, and say how it went by their exit status.
+// Ranks as real processes: shells, and the program of test_child.cc.
 #include "ranks/launch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <net/if.h>
-#include <netinet/in.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
 #include <condition_variable>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -38,14 +31,6 @@ using std::chrono::seconds;
 using std::chrono::steady_clock;
 using testing::HasSubstr;
 
-constexpr int kSkipped = 77;
-constexpr int kWrong = 9;  // the child did not see what it should have seen
-
-std::string Setting(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 std::vector<std::string> Environment() {
   std::vector<std::string> all;
   for (char** variable = environ; *variable != nullptr; ++variable) all.emplace_back(*variable);
@@ -56,16 +41,12 @@ RankProgram Shell(std::uint32_t rank, const std::string& script) {
   return {.rank = rank, .path = "/bin/sh", .arguments = {"-c", script}, .environment = {}};
 }
 
-// This program, running Child.DISABLED_<what>.
-RankProgram Self(std::uint32_t rank, const std::string& what,
-                 const std::map<std::string, std::string>& settings) {
-  RankProgram program{.rank = rank,
-                      .path = std::filesystem::read_symlink("/proc/self/exe"),
-                      .arguments = {"--gtest_also_run_disabled_tests", "--gtest_brief=1",
-                                    "--gtest_filter=Child.DISABLED_" + what},
-                      .environment = Environment()};
-  for (const auto& [name, value] : settings) program.environment.push_back(name + "=" + value);
-  return program;
+// The program of test_child.cc, with this program's environment: that of sanitizers, for one.
+RankProgram Child(std::uint32_t rank, std::vector<std::string> arguments) {
+  return {.rank = rank,
+          .path = SYNCLINE_RANKS_TEST_CHILD,
+          .arguments = std::move(arguments),
+          .environment = Environment()};
 }
 
 // Everything that a launcher reports.
@@ -117,10 +98,6 @@ std::int64_t AwaitNumber(const std::string& path) {
   }
   ADD_FAILURE() << "nobody writes " << path;
   return 0;
-}
-
-void WriteNumber(const std::string& path, std::int64_t number) {
-  std::ofstream(path) << number << " end\n";
 }
 
 TEST(Launch, TellsHowEachChildEnds) {
@@ -232,28 +209,12 @@ TEST(ExitWithParent, NoticesThatTheParentIsGoneAlready) {
   ASSERT_EQ(unsetenv(kParentVariable), 0);
 }
 
-// Writes its pid and waits for its end.
-TEST(Child, DISABLED_Waits) {
-  if (!ExitWithParent()) _exit(kWrong);
-  WriteNumber(Setting("TEST_FILE"), getpid());
-  while (true) pause();
-}
-
-// Launches the above and waits.
-TEST(Child, DISABLED_Launches) {
-  const auto launcher =
-      Launcher::Start({Self(1, "Waits", {{"TEST_FILE", Setting("TEST_FILE")}})}, nullptr);
-  while (launcher) pause();
-  _exit(kWrong);
-}
-
 TEST(ExitWithParent, NoRankOutlivesALauncherThatIsKilled) {
   const base::TempDir directory;
   const std::string path = directory / "pid";
   Exits exits;
-  ASSERT_OK_AND_ASSIGN(
-      const auto launcher,
-      Launcher::Start({Self(1, "Launches", {{"TEST_FILE", path}})}, exits.Listener()));
+  ASSERT_OK_AND_ASSIGN(const auto launcher,
+                       Launcher::Start({Child(1, {"launches", path})}, exits.Listener()));
   const std::int64_t grandchild = AwaitNumber(path);
   const Descriptor handle = Watch(grandchild);
   if (!handle.open()) GTEST_SKIP() << "this kernel has no pidfds";
@@ -262,28 +223,6 @@ TEST(ExitWithParent, NoRankOutlivesALauncherThatIsKilled) {
   EXPECT_THAT(exits.Of(1).text, HasSubstr("was killed by signal 9"));
 }
 
-// Follows a leader until the end of the group. 0: an orderly end. 1: the group failed with the text
-// that was expected.
-int Follow() {
-  if (!ExitWithParent()) return kWrong;
-  const auto rank = static_cast<std::uint32_t>(std::stoul(Setting("TEST_RANK")));
-  auto joined = Follower::Join(
-      TestFollowerOptions(rank, 4, static_cast<std::uint16_t>(std::stoul(Setting("TEST_PORT")))));
-  if (!joined) return kWrong;
-  Follower& follower = **joined;
-  follower.OnWork([&](Message message) {
-    if (message.kind == 7) return;  // no answer to that
-    follower.Reply(message.id, std::move(message.payload));
-  });
-  while (true) {
-    const auto next = follower.Next();
-    if (!next) return next.error().message.contains(Setting("TEST_EXPECTED")) ? 1 : kWrong;
-    if (!*next) return 0;
-    follower.Reply((*next)->id, Bytes(std::to_string(rank)));
-  }
-}
-TEST(Child, DISABLED_Follows) { _exit(Follow()); }
-
 // A leader with three followers in processes of their own.
 struct Processes {
   Processes(LeaderOptions options, const std::string& expected) {
@@ -291,10 +230,8 @@ struct Processes {
     leader = Leader::Listen(std::move(options)).value();
     std::vector<RankProgram> programs;
     for (std::uint32_t rank = 1; rank < 4; ++rank) {
-      programs.push_back(Self(rank, "Follows",
-                              {{"TEST_RANK", std::to_string(rank)},
-                               {"TEST_PORT", std::to_string(leader->port())},
-                               {"TEST_EXPECTED", expected}}));
+      programs.push_back(
+          Child(rank, {"follows", std::to_string(rank), std::to_string(leader->port()), expected}));
     }
     launcher = Launcher::Start(std::move(programs), exits.Listener()).value();
     EXPECT_OK(leader->Join());
@@ -364,60 +301,18 @@ TEST(BR37, AStoppedRankEndsTheWaitOfAll) {
   group.launcher->Stop(milliseconds(0));  // a stopped process too
 }
 
-// A network of its own, in which the loopback has the address fe80::1.
-bool EnterLinkLocalNetwork() {
-  if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
-  const Descriptor control(socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  ifreq interface{};
-  const std::string name = "lo";
-  name.copy(interface.ifr_name, name.size());
-  if (ioctl(control.get(), SIOCGIFFLAGS, &interface) != 0) return false;
-  interface.ifr_flags = static_cast<short>(interface.ifr_flags | IFF_UP);
-  if (ioctl(control.get(), SIOCSIFFLAGS, &interface) != 0) return false;
-  struct {
-    in6_addr address{};
-    std::uint32_t prefix = 64;
-    int interface = 0;
-  } request;  // in6_ifreq of the kernel
-  request.address.s6_addr[0] = 0xfe;
-  request.address.s6_addr[1] = 0x80;
-  request.address.s6_addr[15] = 1;
-  request.interface = static_cast<int>(if_nametoindex("lo"));
-  return ioctl(control.get(), SIOCSIFADDR, &request) == 0;
-}
-
-int MeetAtLinkLocal() {
-  if (!EnterLinkLocalNetwork()) return kSkipped;
-  LeaderOptions options = TestLeaderOptions(3);
-  options.listen = ParseAddress("[fe80::1%lo]:0").value();
-  auto leader = Leader::Listen(options);
-  // The kernel takes a moment until the new address may be used.
-  for (int i = 0; i < 1000 && !leader; ++i) {
-    (void)poll(nullptr, 0, 5);
-    leader = Leader::Listen(options);
-  }
-  if (!leader) return kWrong;
-  std::vector<std::future<base::Result<std::unique_ptr<Follower>>>> joins;
-  for (std::uint32_t rank = 1; rank < 3; ++rank) {
-    FollowerOptions follower = TestFollowerOptions(rank, 3, 0);
-    follower.leader = ParseAddress("fe80::1%lo", (*leader)->port()).value();
-    joins.push_back(
-        std::async(std::launch::async, [follower] { return Follower::Join(follower); }));
-  }
-  bool ok = (*leader)->Join().has_value();
-  for (auto& join : joins) ok = join.get().has_value() && ok;
-  return ok && (*leader)->peers()[0].host == "fe80::1%lo" ? 0 : kWrong;
-}
-TEST(Child, DISABLED_MeetsAtLinkLocal) { _exit(MeetAtLinkLocal()); }
-
-TEST(BR38, RanksMeetAtALinkLocalAddress) {
+// In a network that the child makes for itself.
+void RunInItsOwnNetwork(const std::string& what) {
   Exits exits;
-  ASSERT_OK_AND_ASSIGN(const auto launcher,
-                       Launcher::Start({Self(1, "MeetsAtLinkLocal", {})}, exits.Listener()));
+  ASSERT_OK_AND_ASSIGN(const auto launcher, Launcher::Start({Child(1, {what})}, exits.Listener()));
   const RankExit exit = exits.Of(1);
   if (exit.text.ends_with("exit status 77")) GTEST_SKIP() << "no network of our own can be made";
   EXPECT_TRUE(exit.ok) << exit.text;
 }
+
+TEST(BR38, RanksMeetAtALinkLocalAddress) { RunInItsOwnNetwork("meets-at-link-local"); }
+
+TEST(OwnHost, WithoutAWayIsAnError) { RunInItsOwnNetwork("finds-no-way"); }
 
 }  // namespace
 }  // namespace syncline::ranks

@@ -25,8 +25,7 @@ constexpr std::size_t kErrorHead = 4;
 constexpr std::size_t kWelcomeBytes = 8;
 
 constexpr std::size_t kBufferBytes = std::size_t{64} << 10;
-constexpr std::size_t kStep = std::size_t{1} << 20;           // written to at once
-constexpr std::uint64_t kFirstRoom = std::uint64_t{1} << 30;  // address space, not memory
+constexpr std::size_t kStep = std::size_t{1} << 20;  // written to at once
 
 std::uint64_t MaxPayload(FrameType type) {
   switch (type) {
@@ -276,7 +275,8 @@ Result<Welcome> DecodeWelcome(ByteSpan payload) {
   return welcome;
 }
 
-FrameReader::FrameReader() : buffer_(kBufferBytes) {}
+FrameReader::FrameReader(std::uint64_t room_ahead)
+    : room_ahead_(room_ahead), buffer_(kBufferBytes) {}
 
 Result<base::MutableByteSpan> FrameReader::Space() {
   if (!in_payload_) return base::MutableByteSpan(buffer_).subspan(end_);
@@ -298,7 +298,7 @@ Result<base::MutableByteSpan> FrameReader::Space() {
 // saves copies. Where even that is too much, it doubles.
 void FrameReader::MakeRoom() {
   try {
-    payload_.reserve(std::min(header_.size, std::max<std::uint64_t>(kFirstRoom, filled_ * 4)));
+    payload_.reserve(std::min(header_.size, std::max<std::uint64_t>(room_ahead_, filled_ * 4)));
   } catch (const std::bad_alloc&) {
     payload_.reserve(std::min(header_.size, std::max<std::uint64_t>(kStep, filled_ * 2)));
   }

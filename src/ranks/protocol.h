@@ -135,11 +135,14 @@ struct Welcome {
 std::vector<std::byte> Encode(const Welcome& welcome);  // the payload
 base::Result<Welcome> DecodeWelcome(base::ByteSpan payload);
 
+// Address space, not memory, that is set aside at once for a payload that announces as much.
+constexpr std::uint64_t kRoomAhead = std::uint64_t{1} << 30;
+
 // Cuts a stream of bytes into frames. Memory grows with the bytes that have come, not with the
 // announced size.
 class FrameReader {
  public:
-  FrameReader();
+  explicit FrameReader(std::uint64_t room_ahead = kRoomAhead);
 
   // Where the next bytes belong; never empty. kLimitExceeded if there is no memory.
   base::Result<base::MutableByteSpan> Space();
@@ -151,6 +154,7 @@ class FrameReader {
   base::Status BeginFrame();
   void MakeRoom();
 
+  const std::uint64_t room_ahead_;
   std::vector<std::byte> buffer_;  // fixed size; [begin_, end_) holds bytes not looked at yet
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
