@@ -12,7 +12,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -32,6 +31,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/spawn.h"
 #include "ranks/socket.h"
 
 namespace syncline::ranks {
@@ -49,64 +49,18 @@ using std::chrono::steady_clock;
 
 constexpr int kPeriodWithoutPidfd = 50;  // ms
 
-std::vector<char*> Pointers(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  pointers.reserve(texts.size() + 1);
-  for (std::string& text : texts) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
+// The pid.
+Result<int> StartProcess(const RankProgram& program) {
+  base::SpawnOptions options = {.command = program.arguments, .environment = program.environment};
+  options.command.insert(options.command.begin(), program.path);
+  std::erase_if(*options.environment, [](std::string_view text) {
+    return text.starts_with(fmt::format("{}=", kParentVariable));
+  });
+  options.environment->push_back(fmt::format("{}={}", kParentVariable, getpid()));
+  const Result<int> pid = base::Spawn(options);
+  if (!pid) return base::Annotate(pid.error(), fmt::format("rank {}", program.rank));
+  return pid;
 }
-
-// What posix_spawn is to do in the child.
-class SpawnPlan {
- public:
-  SpawnPlan() {
-    posix_spawn_file_actions_init(&actions_);
-    posix_spawnattr_init(&attributes_);
-  }
-  ~SpawnPlan() {
-    posix_spawn_file_actions_destroy(&actions_);
-    posix_spawnattr_destroy(&attributes_);
-  }
-  SpawnPlan(const SpawnPlan&) = delete;
-  SpawnPlan& operator=(const SpawnPlan&) = delete;
-
-  // The pid.
-  Result<pid_t> Run(const RankProgram& program) {
-    sigset_t none;
-    sigset_t all;
-    sigemptyset(&none);
-    sigfillset(&all);
-    posix_spawnattr_setsigmask(&attributes_, &none);
-    posix_spawnattr_setsigdefault(&attributes_, &all);
-    posix_spawnattr_setpgroup(&attributes_, 0);
-    posix_spawnattr_setflags(
-        &attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-    std::vector<std::string> arguments = program.arguments;
-    arguments.insert(arguments.begin(), program.path);
-    std::vector<std::string> environment = program.environment;
-    std::erase_if(environment, [](std::string_view text) {
-      return text.starts_with(fmt::format("{}=", kParentVariable));
-    });
-    environment.push_back(fmt::format("{}={}", kParentVariable, getpid()));
-    int fault = posix_spawn_file_actions_addopen(&actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    if (fault == 0) {
-      fault = posix_spawn_file_actions_addclosefrom_np(&actions_, STDERR_FILENO + 1);
-    }
-    pid_t pid = 0;
-    if (fault == 0) {
-      fault = posix_spawnp(&pid, program.path.c_str(), &actions_, &attributes_,
-                           Pointers(arguments).data(), Pointers(environment).data());
-    }
-    if (fault == 0) return pid;
-    return base::FailErrno(fault,
-                           fmt::format("cannot start rank {} ({})", program.rank, program.path));
-  }
-
- private:
-  posix_spawn_file_actions_t actions_;
-  posix_spawnattr_t attributes_;
-};
 
 // status: as waitpid gives it; nothing if somebody else has taken it.
 RankExit Describe(std::uint32_t rank, pid_t pid, std::optional<int> status) {
@@ -172,7 +126,7 @@ class ProcessLauncher final : public Launcher {
     std::vector<Child> children;
     Status status;
     for (const RankProgram& program : programs) {
-      const Result<pid_t> pid = SpawnPlan().Run(program);
+      const Result<int> pid = StartProcess(program);
       if (!pid) {
         status = std::unexpected(pid.error());
         break;

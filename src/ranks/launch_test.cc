@@ -130,7 +130,7 @@ TEST(Launch, OfAProgramThatIsNotThereStartsNobody) {
       Launcher::Start({Shell(1, "echo $$ end > " + path + "; exec sleep 1000"),
                        {.rank = 2, .path = "/no/such/program", .arguments = {}, .environment = {}}},
                       exits.Listener()),
-      Code::kNotFound, "cannot start rank 2 (/no/such/program)");
+      Code::kNotFound, "rank 2: cannot start /no/such/program");
   std::ifstream file(path);
   std::int64_t pid = 0;
   if (file >> pid) {

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,11 +11,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/spawn.h"
+
 namespace syncline::text {
 namespace {
 
-using base::Code;
-using base::Fail;
 using base::FailErrno;
 using base::Result;
 using base::Status;
@@ -53,45 +52,6 @@ Status NeverBlock(int descriptor) {
   return {};
 }
 
-// What posix_spawn is to do in the child.
-class SpawnPlan {
- public:
-  SpawnPlan() {
-    posix_spawn_file_actions_init(&actions_);
-    posix_spawnattr_init(&attributes_);
-  }
-  ~SpawnPlan() {
-    posix_spawn_file_actions_destroy(&actions_);
-    posix_spawnattr_destroy(&attributes_);
-  }
-  SpawnPlan(const SpawnPlan&) = delete;
-  SpawnPlan& operator=(const SpawnPlan&) = delete;
-
-  // An errno value, 0 for success.
-  int Run(int& pid, int child_in, int child_out, std::vector<char*>& arguments) {
-    sigset_t none;
-    sigset_t all;
-    sigemptyset(&none);
-    sigfillset(&all);
-    posix_spawnattr_setsigmask(&attributes_, &none);
-    posix_spawnattr_setsigdefault(&attributes_, &all);
-    posix_spawnattr_setpgroup(&attributes_, 0);
-    posix_spawnattr_setflags(
-        &attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-    int fault = posix_spawn_file_actions_adddup2(&actions_, child_in, STDIN_FILENO);
-    if (fault == 0) fault = posix_spawn_file_actions_adddup2(&actions_, child_out, STDOUT_FILENO);
-    if (fault == 0) {
-      fault = posix_spawn_file_actions_addclosefrom_np(&actions_, STDERR_FILENO + 1);
-    }
-    if (fault != 0) return fault;
-    return posix_spawnp(&pid, arguments[0], &actions_, &attributes_, arguments.data(), environ);
-  }
-
- private:
-  posix_spawn_file_actions_t actions_;
-  posix_spawnattr_t attributes_;
-};
-
 // Waits until the child has ended, but leaves it for waitpid, so that its process group stays ours.
 void AwaitEnd(int pid, std::chrono::milliseconds grace) {
   const auto deadline = steady_clock::now() + grace;
@@ -106,21 +66,16 @@ void AwaitEnd(int pid, std::chrono::milliseconds grace) {
 }  // namespace
 
 Result<ChildProcess> ChildProcess::Spawn(const std::vector<std::string>& command) {
-  if (command.empty()) return Fail(Code::kInvalidArgument, "there is no program to start");
   Pipe in;
   Pipe out;
   SYNCLINE_TRY(in.Open());
   SYNCLINE_TRY(out.Open());
   SYNCLINE_TRY(NeverBlock(in.write));
   SYNCLINE_TRY(NeverBlock(out.read));
-  std::vector<std::string> texts = command;
-  std::vector<char*> arguments;
-  arguments.reserve(texts.size() + 1);
-  for (std::string& text : texts) arguments.push_back(text.data());
-  arguments.push_back(nullptr);
-  int pid = 0;
-  const int fault = SpawnPlan().Run(pid, in.read, out.write, arguments);
-  if (fault != 0) return FailErrno(fault, fmt::format("cannot start {}", command.front()));
+  SYNCLINE_ASSIGN(const int pid, base::Spawn({.command = command,
+                                              .environment = std::nullopt,
+                                              .standard_input = in.read,
+                                              .standard_output = out.write}));
   return ChildProcess(pid, std::exchange(in.write, -1), std::exchange(out.read, -1));
 }
 

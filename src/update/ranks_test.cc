@@ -209,6 +209,30 @@ class RanksTest : public testing::Test {
         [&](auto done) { weights_->Pull(std::move(request), std::move(done)); });
   }
 
+  // All events of a request for so many tokens, as one.
+  engine::Event Generate(std::uint32_t tokens) {
+    engine::Client client;
+    engine::Request request;
+    request.id = "r";
+    request.input_ids = {1, 2, 3};
+    request.sampling.max_new_tokens = tokens;
+    EXPECT_OK(engine_->Submit(std::move(request), client.sink()));
+    return client.Wait();
+  }
+
+  // A rank's next read of version 2's weights sets `reached`, and waits for `go_on`.
+  static void HoldNextRead(Rank& rank, std::promise<void>& reached,
+                           std::shared_future<void> go_on) {
+    rank.files.SetRule([&reached, go_on = std::move(go_on), first = true](
+                           std::string_view operation, const std::string& path) mutable -> Status {
+      if (operation != "read" || !first || !path.contains("v2/model")) return {};
+      first = false;
+      reached.set_value();
+      go_on.wait();
+      return {};
+    });
+  }
+
   void ExpectServed(std::uint8_t version) {
     for (const auto& [name, bytes] : TensorsOf(version)) {
       const auto exported = Export(name);
@@ -242,13 +266,7 @@ TEST_F(RanksTest, AllRanksServeTheSameVersion) {
 }
 
 TEST_F(RanksTest, StepsAreComputedOnAllRanks) {
-  engine::Client client;
-  engine::Request request;
-  request.id = "r";
-  request.input_ids = {1, 2, 3};
-  request.sampling.max_new_tokens = 5;
-  ASSERT_OK(engine_->Submit(std::move(request), client.sink()));
-  EXPECT_EQ(client.Wait().tokens.size(), 5U);
+  EXPECT_EQ(Generate(5).tokens.size(), 5U);
   ASSERT_OK(Export("whole"));  // is in the same order of commands
   EXPECT_EQ(own_->steps, 5U);
   for (const auto& rank : ranks_) EXPECT_EQ(rank->model.steps, 5U);
@@ -258,26 +276,12 @@ TEST_F(RanksTest, StepsAreComputedOnAllRanks) {
 TEST_F(RanksTest, BR36TheSlowRankDelaysEverybody) {
   std::promise<void> reading;
   std::promise<void> go_on;
-  auto waiting = go_on.get_future().share();
-  ranks_[2]->files.SetRule(
-      [&, first = true](std::string_view operation, const std::string& path) mutable -> Status {
-        if (operation != "read" || !first || !path.contains("v2/model")) return {};
-        first = false;
-        reading.set_value();
-        waiting.wait();
-        return {};
-      });
+  HoldNextRead(*ranks_[2], reading, go_on.get_future().share());
   std::future<Result<UpdateReport>> update =
       std::async(std::launch::async, [&] { return Update("v2"); });
   reading.get_future().wait();
   // Generation goes on meanwhile, with the old weights on all ranks.
-  engine::Client client;
-  engine::Request request;
-  request.id = "r";
-  request.input_ids = {1, 2, 3};
-  request.sampling.max_new_tokens = 3;
-  ASSERT_OK(engine_->Submit(std::move(request), client.sink()));
-  EXPECT_EQ(client.Wait().weight_versions.back().version, "v1");
+  EXPECT_EQ(Generate(3).weight_versions.back().version, "v1");
   ExpectServed(1);
   EXPECT_EQ(engine_->stats().weight_version, "v1");
   go_on.set_value();
@@ -313,15 +317,7 @@ TEST_F(RanksTest, BR37ARankThatIsGoneEndsTheWaitOfAll) {
   // It dies while it reads; the others have read everything by then or soon will.
   std::promise<void> reading;
   std::promise<void> dead;
-  auto waiting = dead.get_future().share();
-  ranks_[1]->files.SetRule(
-      [&, first = true](std::string_view operation, const std::string& path) mutable -> Status {
-        if (operation != "read" || !first || !path.contains("v2/model")) return {};
-        first = false;
-        reading.set_value();
-        waiting.wait();
-        return {};
-      });
+  HoldNextRead(*ranks_[1], reading, dead.get_future().share());
   std::thread killer([&] {
     reading.get_future().wait();
     ranks_[1]->Die();
@@ -332,12 +328,7 @@ TEST_F(RanksTest, BR37ARankThatIsGoneEndsTheWaitOfAll) {
   dead.set_value();
   killer.join();
   // Requests are told the same, and do not hang.
-  engine::Client client;
-  engine::Request request;
-  request.id = "r";
-  request.input_ids = {1};
-  ASSERT_OK(engine_->Submit(std::move(request), client.sink()));
-  const engine::Event event = client.Wait();
+  const engine::Event event = Generate(1);
   EXPECT_EQ(event.finish->http_status, 503);
   EXPECT_THAT(event.finish->message, testing::HasSubstr("rank 2"));
   EXPECT_ERROR(Export("rows"), Code::kUnavailable, "rank 2");
