@@ -1,5 +1,5 @@
-// What a rank hears from a peer: ranks::DecodeHello, FrameReader, DecodeError and DecodeWelcome, and
-// the messages inside of frames, read by base::WireReader.
+// What a rank hears from a peer: ranks::DecodeHello, FrameReader, DecodeError and DecodeWelcome,
+// and the messages inside of frames, read by base::WireReader.
 //
 // The input is a byte of what is read and of how often what follows is repeated, a byte n, n bytes
 // of a script (sizes of pieces, or kinds of values), and the bytes themselves.

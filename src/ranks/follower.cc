@@ -9,7 +9,7 @@
 //    command, ends the group: state_ leaves kOpen, and faults do not matter any more.
 // 5. A fault of either connection, a farewell or GiveUp() fails the group: state_ leaves kOpen
 //    once, under state_mutex_; whoever made it leave stops both connections, which wakes Next(),
-//    and posts on_failure.
+//    and posts on_failure. After GiveUp() that waits until the leader has heard the farewell.
 // 6. callbacks_ is the last member: it ends first, after the connections' threads have been joined.
 #include "ranks/follower.h"
 
@@ -55,7 +55,7 @@ class GroupFollower final : public Follower {
                .on_fault = [this](const Fault& fault) { LoseLeader(fault); }}) {}
 
   ~GroupFollower() override {
-    if (gave_up()) (void)work_.AwaitClosed(steady_clock::now() + kFarewellTime);
+    if (gave_up()) AwaitReason();
     commands_.Stop();
     work_.Stop();
     commands_.End();
@@ -88,6 +88,7 @@ class GroupFollower final : public Follower {
   void OnWork(std::function<void(Message)> handler) override {
     const std::scoped_lock lock(work_mutex_);
     handler_ = std::move(handler);
+    if (!handler_) return;
     for (Message& message : early_) handler_(std::move(message));
     early_.clear();
   }
@@ -177,7 +178,8 @@ class GroupFollower final : public Follower {
     }
   }
 
-  // If the leader ends, the work connection knows the reason, and ends after it.
+  // If the leader ends, the work connection knows the reason, and ends after it; if we do, it ends
+  // when the leader has heard ours.
   void AwaitReason() { (void)work_.AwaitClosed(steady_clock::now() + kFarewellTime); }
 
   void LoseLeader(const Fault& fault) {
@@ -200,8 +202,10 @@ class GroupFollower final : public Follower {
     base::Log(base::LogLevel::kError,
               fmt::format("ranks: rank {}: {}", options_.group.rank, error.message));
     if (options_.on_failure) {
-      callbacks_.Post(
-          [on_failure = options_.on_failure, error = std::move(error)] { on_failure(error); });
+      callbacks_.Post([this, gave_up, error = std::move(error)] {
+        if (gave_up) AwaitReason();  // who ends the process then does not cut the farewell off
+        options_.on_failure(error);
+      });
     }
     return true;
   }

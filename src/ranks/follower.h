@@ -49,7 +49,9 @@ class Follower {
   virtual base::Result<std::optional<Message>> Next() = 0;
 
   // Who takes what Leader::Ask sends. Called in order on the thread that reads the connection: must
-  // not block, must not throw. What came before waits for it. To be called once.
+  // not block, must not throw, must not call OnWork. What comes while there is none waits for the
+  // next. When a call returns, the handler before is not running and is not called any more: a
+  // handler whose object goes first is to be replaced by nullptr.
   virtual void OnWork(std::function<void(Message)> handler) = 0;
 
   // Answers a command or work by its id. Dropped once the group has ended or failed; id 0 is
@@ -57,7 +59,8 @@ class Follower {
   virtual void Reply(std::uint64_t id, base::Result<std::vector<std::byte>> result) = 0;
 
   // Tells the leader that this rank cannot go on, which ends the group for all with "rank 1 (…) has
-  // failed: <message>". on_failure is called too, and Next() returns the reason.
+  // failed: <message>". Next() returns the reason; on_failure is called when the leader has heard
+  // it, or a second later. A process that ends itself before that cuts the message off.
   virtual void GiveUp(const base::Error& reason) = 0;
 
   virtual std::optional<base::Error> failure() const = 0;

@@ -325,6 +325,21 @@ TEST(Group, WhoGivesUpSaysWhy) {
   EXPECT_EQ(group.follower_failures[0].Get().message, expected);
 }
 
+TEST(Group, WhoGivesUpMayEndWhenItHearsOfIt) {
+  LeaderOptions leader_options = TestLeaderOptions(2);
+  ASSERT_OK_AND_ASSIGN(const auto leader, Leader::Listen(leader_options));
+  Heard<bool> known;
+  FollowerOptions options = TestFollowerOptions(1, 2, leader->port());
+  options.on_failure = [&, tell = known.Listener()](const base::Error&) {
+    tell(leader->failure().has_value());
+  };
+  auto joining = std::async(std::launch::async, [&] { return Follower::Join(options); });
+  ASSERT_OK(leader->Join());
+  ASSERT_OK_AND_ASSIGN(const auto follower, joining.get());
+  follower->GiveUp({Code::kLimitExceeded, "out of memory"});
+  EXPECT_TRUE(known.Get());
+}
+
 TEST(Group, WhenTheLeaderGivesUpAllHearWhy) {
   TestGroup group = MakeGroup(3);
   Heard<Answers> heard;
@@ -335,6 +350,28 @@ TEST(Group, WhenTheLeaderGivesUpAllHearWhy) {
   EXPECT_EQ(heard.Get()[0].error().message, expected);
   group.leader.reset();  // at once: the farewell still arrives
   for (auto& failure : group.follower_failures) EXPECT_EQ(failure.Get().message, expected);
+}
+
+TEST(Group, WorkWaitsForTheNextHandler) {
+  TestGroup group = MakeGroup(2);
+  Follower& follower = group.follower(1);
+  const auto ask = [&](const std::string& text) {
+    Heard<Answers> heard;
+    group.leader->Ask(std::array<std::uint32_t, 1>{1}, 1, Bytes(text), heard.Listener());
+    return heard;
+  };
+  const auto answer_as = [&](const std::string& name) {
+    return [&follower, name](const Message& message) {
+      follower.Reply(message.id, Bytes(name + Text(message.payload)));
+    };
+  };
+  follower.OnWork(answer_as("first "));
+  EXPECT_EQ(Text(ask("a").Get()[0].value()), "first a");
+  follower.OnWork(nullptr);
+  Heard<Answers> waiting = ask("b");
+  follower.OnWork(nullptr);
+  follower.OnWork(answer_as("second "));
+  EXPECT_EQ(Text(waiting.Get()[0].value()), "second b");
 }
 
 TEST(Group, AShutdownIsNoFailure) {

@@ -285,6 +285,21 @@ TEST(BR37, AKilledRankEndsTheWaitOfAllAndANewGroupCanBeFormed) {
   again.leader->Shutdown();
 }
 
+TEST(BR37, AProcessThatGivesUpAndEndsIsNotJustGone) {
+  Heard<Error> failure;
+  LeaderOptions options = TestLeaderOptions(2);
+  options.on_failure = failure.Listener();
+  ASSERT_OK_AND_ASSIGN(const auto leader, Leader::Listen(options));
+  Exits exits;
+  ASSERT_OK_AND_ASSIGN(
+      const auto launcher,
+      Launcher::Start({Child(1, {"gives-up", "1", std::to_string(leader->port())})},
+                      exits.Listener()));
+  ASSERT_OK(leader->Join());
+  EXPECT_THAT(failure.Get().message, HasSubstr(") has failed: no model"));
+  EXPECT_THAT(exits.Of(1).text, HasSubstr("ended with exit status 1"));
+}
+
 TEST(BR37, AStoppedRankEndsTheWaitOfAll) {
   LeaderOptions options = TestLeaderOptions(4);
   options.silence = milliseconds(2000);

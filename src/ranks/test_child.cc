@@ -4,6 +4,7 @@
 //   waits FILE                     writes its pid and waits for its end
 //   launches FILE                  launches one that waits, and waits too
 //   follows RANK PORT EXPECTED     follows a leader of 4 ranks until the end of the group
+//   gives-up RANK PORT             follows, gives up at once, and ends when it hears of it
 //   finds-no-way                   looks for ways out of a network that has only the loopback
 //   meets-at-link-local            a leader and two followers at fe80::1 of a network of its own
 #include <net/if.h>
@@ -60,6 +61,16 @@ int Follow(std::uint32_t rank, std::uint16_t port, const std::string& expected) 
     if (!*next) return 0;
     follower.Reply((*next)->id, Bytes(std::to_string(rank)));
   }
+}
+
+int GiveUp(std::uint32_t rank, std::uint16_t port) {
+  if (!ExitWithParent()) return kWrong;
+  FollowerOptions options = TestFollowerOptions(rank, 2, port);
+  options.on_failure = [](const base::Error&) { _exit(kGroupFailed); };
+  auto joined = Follower::Join(std::move(options));
+  if (!joined) return kWrong;
+  (*joined)->GiveUp({base::Code::kNotFound, "no model"});
+  while (true) pause();
 }
 
 // A network of its own, in which the loopback has the address fe80::1.
@@ -127,6 +138,10 @@ int Run(const std::vector<std::string>& arguments) {
   if (what == "follows") {
     return Follow(static_cast<std::uint32_t>(std::stoul(arguments.at(1))),
                   static_cast<std::uint16_t>(std::stoul(arguments.at(2))), arguments.at(3));
+  }
+  if (what == "gives-up") {
+    return GiveUp(static_cast<std::uint32_t>(std::stoul(arguments.at(1))),
+                  static_cast<std::uint16_t>(std::stoul(arguments.at(2))));
   }
   if (what == "finds-no-way") return FindNoWay();
   if (what == "meets-at-link-local") return MeetAtLinkLocal();
