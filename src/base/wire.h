@@ -17,7 +17,7 @@ namespace syncline::base {
 class WireWriter {
  public:
   template <typename T>
-    requires std::is_arithmetic_v<T> || std::is_enum_v<T>
+    requires std::is_arithmetic_v<T>
   void Put(T value) {
     Append(std::as_bytes(std::span(&value, 1)));
   }
@@ -51,7 +51,7 @@ class WireReader {
   explicit WireReader(ByteSpan bytes) : rest_(bytes) {}
 
   template <typename T>
-    requires std::is_arithmetic_v<T> || std::is_enum_v<T>
+    requires std::is_arithmetic_v<T>
   T Take() {
     const ByteSpan bytes = TakeRaw(sizeof(T));
     return bytes.empty() ? T{} : Load<T>(bytes.data());

@@ -60,16 +60,16 @@ class RankedModel : public model::Model {
 Status RankedModel::ReserveKv(std::uint32_t blocks) {
   base::WireWriter message;
   message.Put(blocks);
-  std::promise<Status> others;
-  leader_.CommandAndAsk(kReserveKv, std::move(message).Take(), [&](const auto& replies) {
+  const auto others = std::make_shared<std::promise<Status>>();
+  leader_.CommandAndAsk(kReserveKv, std::move(message).Take(), [others](const auto& replies) {
     Status all;
     for (const auto& reply : replies) {
       if (!reply && all) all = std::unexpected(reply.error());
     }
-    others.set_value(all);
+    others->set_value(all);
   });
   const Status own = own_->ReserveKv(blocks);
-  const Status other = others.get_future().get();
+  const Status other = others->get_future().get();
   SYNCLINE_TRY(own);
   return other;
 }

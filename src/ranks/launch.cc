@@ -45,7 +45,6 @@ using base::Fail;
 using base::Result;
 using base::Status;
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 
 constexpr int kPeriodWithoutPidfd = 50;  // ms
 
@@ -98,6 +97,7 @@ class ProcessLauncher final : public Launcher {
 
   std::vector<std::int64_t> pids() const override {
     std::vector<std::int64_t> pids;
+    pids.reserve(children_.size());
     for (const Child& child : children_) pids.push_back(child.pid);
     return pids;
   }

@@ -38,6 +38,7 @@ std::vector<OpenAsks::Call> OpenAsks::CloseAll(const base::Error& reason) {
   const std::scoped_lock lock(mutex_);
   if (!closed_) closed_ = reason;
   std::vector<Call> calls;
+  calls.reserve(questions_.size());
   for (auto& [id, question] : questions_) calls.push_back(Finish(std::move(question), *closed_));
   questions_.clear();
   return calls;

@@ -107,7 +107,7 @@ class Reader {
 Result<Hello> DecodeHelloPayload(ByteSpan payload) {
   Reader reader(payload);
   Hello hello;
-  hello.channel = static_cast<Channel>(reader.Number<std::uint32_t>());
+  const auto channel = reader.Number<std::uint32_t>();
   hello.group.rank = reader.Number<std::uint32_t>();
   hello.group.size = reader.Number<std::uint32_t>();
   hello.group.node_rank = reader.Number<std::uint32_t>();
@@ -121,10 +121,11 @@ Result<Hello> DecodeHelloPayload(ByteSpan payload) {
   if (!reader.ok() || !reader.at_end()) {
     return Fail(Code::kCorrupt, "its hello does not have the size that it says");
   }
-  if (hello.channel != Channel::kCommands && hello.channel != Channel::kWork) {
-    return Fail(Code::kCorrupt, fmt::format("its hello names channel {}, expected 1 or 2",
-                                            static_cast<std::uint32_t>(hello.channel)));
+  if (channel != 1 && channel != 2) {
+    return Fail(Code::kCorrupt,
+                fmt::format("its hello names channel {}, expected 1 or 2", channel));
   }
+  hello.channel = channel == 1 ? Channel::kCommands : Channel::kWork;
   return hello;
 }
 

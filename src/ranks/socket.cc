@@ -212,7 +212,7 @@ Status WriteAll(const Descriptor& socket, base::ByteSpan from, Deadline deadline
                 const base::CancelToken* cancel) {
   while (!from.empty()) {
     const ssize_t moved = send(socket.get(), from.data(), from.size(), MSG_NOSIGNAL);
-    if (moved > 0) {
+    if (moved >= 0) {
       from = from.subspan(static_cast<std::size_t>(moved));
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       SYNCLINE_TRY(Await(socket, POLLOUT, deadline, cancel));

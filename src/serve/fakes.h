@@ -80,6 +80,7 @@ class FakeWeights : public update::Weights {
               std::function<void(base::Result<update::ExportedTensor>)> done) override;
   void Digests(update::DigestRequest request,
                std::function<void(base::Result<update::DigestReport>)> done) override;
+  void Cancel() override {}
   std::vector<std::string> names() const override;
   std::string model_path() const override;
 

@@ -1,6 +1,6 @@
 // Signals: whoever ends the engine as a whole tells every rank to end, and rank 0 then finishes its
-// requests first. So the first SIGTERM or SIGINT only limits how long this rank goes on; the second
-// one ends it.
+// requests first. So the first SIGTERM or SIGINT ends the wait for the group, and afterwards only limits
+// how long this rank goes on; the second one ends it.
 #include "serve/follow_rank.h"
 
 #include <fmt/core.h>
@@ -8,10 +8,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
-#include "base/log.h"
+#include "base/cancel.h"
 #include "engine/ranked_model.h"
 #include "model/model.h"
 #include "serve/serve_model.h"
@@ -21,8 +23,10 @@ namespace syncline::serve {
 namespace {
 
 std::atomic<unsigned> grace_seconds = 10;
+base::CancelToken joining;
 
 void OnSignal(int number) {
+  joining.Cancel();
   alarm(grace_seconds);
   signal(number, SIG_DFL);
 }
@@ -34,20 +38,22 @@ int Report(std::uint32_t rank, const base::Error& error) {
 
 }  // namespace
 
-int FollowRank(const Options& options, const RankSetting& setting) {
+int FollowRank(const Options& options, RankSetting setting) {
   const std::uint32_t own = setting.placement.group.rank;
   grace_seconds = static_cast<unsigned>(options.shutdown_timeout) + 5;
   signal(SIGTERM, OnSignal);
   signal(SIGINT, OnSignal);
   signal(SIGPIPE, SIG_IGN);
-  // A thread may hang in a collective: nothing is waited for. What this process holds ends with it.
+  setting.cancel = &joining;
+  // Nothing is waited for then: what this process holds ends with it.
   auto rank = Follow(setting, [own](const base::Error& error) { std::_Exit(Report(own, error)); });
   if (!rank) return Report(own, rank.error());
   ranks::Follower& follower = *(*rank)->follower;
+  // Tells all others why. What was given to Follow ends the process once they have heard it.
   const auto give_up = [&](const base::Error& error) {
-    const int status = Report(own, error);
     follower.GiveUp(error);
-    std::_Exit(status);
+    std::this_thread::sleep_for(std::chrono::seconds(5));
+    std::_Exit(Report(own, error));
   };
   auto model = model::LoadModel(
       base::FileSystem::Posix(), options.model,
@@ -59,9 +65,10 @@ int FollowRank(const Options& options, const RankSetting& setting) {
       update::FollowingWeights::Create(base::FileSystem::Posix(), **model, follower, options.model);
   const base::Status done = engine::FollowCommands(
       follower, **model, [&](ranks::Message message) { weights->OnCommand(std::move(message)); });
-  if (!done) std::_Exit(Report(own, done.error()));
+  if (!done) give_up(done.error());
   weights.reset();
   (*rank)->collectives.reset();
+  if ((*rank)->launcher) (*rank)->launcher->Stop(std::chrono::seconds(5));
   return 0;
 }
 

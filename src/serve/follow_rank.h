@@ -8,6 +8,6 @@ namespace syncline::serve {
 
 // Until rank 0 ends the group; the exit status of the process. It does not return where the group
 // fails: then the process ends from inside.
-int FollowRank(const Options& options, const RankSetting& setting);
+int FollowRank(const Options& options, RankSetting setting);
 
 }  // namespace syncline::serve

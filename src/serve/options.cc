@@ -78,7 +78,7 @@ void AddRankOptions(CLI::App& app, Options& options) {
 }
 
 base::Status CheckRanks(const Options& options) {
-  const auto refuse = [](std::string what) {
+  const auto refuse = [](const std::string& what) {
     return base::Fail(base::Code::kInvalidArgument, what + "\nTry: syncline serve --help");
   };
   if (options.tp % options.ep != 0) {

@@ -85,6 +85,13 @@ Result<Placement> PlaceOf(Options& options, const Environment& environment) {
       SYNCLINE_ASSIGN(placement.rendezvous, ranks::ParseAddress(options.rendezvous));
     }
   }
+  const std::string& host = placement.rendezvous.host;
+  if (options.nodes > 1 && (host == "0.0.0.0" || host == "::")) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("--rendezvous {}: expected an address of node 0 that the other nodes "
+                            "can connect to",
+                            options.rendezvous));
+  }
   placement.token = environment(kTokenVariable);
   // Strangers on this host know the port but not this.
   const bool alone = placement.starts_ranks && options.nodes == 1;

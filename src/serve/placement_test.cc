@@ -105,6 +105,9 @@ TEST(PlacementTest, WhatContradictsItselfIsRefused) {
   Variables text = Torchrun();
   text["RANK"] = "first";
   EXPECT_ERROR(Place(With(4), text), Code::kInvalidArgument, "RANK");
+  Options everywhere = With(2, 2);
+  everywhere.rendezvous = "0.0.0.0:29500";
+  EXPECT_ERROR(Place(everywhere), Code::kInvalidArgument, "can connect to");
   Options options = With(2, 2);
   options.rendezvous = "no port";
   EXPECT_ERROR(Place(options), Code::kInvalidArgument, "no port");

@@ -54,6 +54,8 @@ std::vector<std::string> ChildEnvironment(const std::string& token) {
 // Ends the wait for a group of which a child has ended, and keeps why.
 class ChildWatch {
  public:
+  explicit ChildWatch(const base::CancelToken* parent) : cancel_(parent) {}
+
   const base::CancelToken* cancel() const { return &cancel_; }
 
   void OnExit(const ranks::RankExit& exit) {
@@ -206,11 +208,11 @@ void LeadingRanks::End() {
   if (launcher) launcher->Stop(std::chrono::seconds(5));
 }
 
-Result<std::unique_ptr<LeadingRanks>> Lead(RankSetting setting,
+Result<std::unique_ptr<LeadingRanks>> Lead(const RankSetting& setting,
                                            std::function<void(base::Error)> on_failure) {
   const Placement& placement = setting.placement;
   auto ranks = std::make_unique<LeadingRanks>();
-  const auto watch = std::make_shared<ChildWatch>();
+  const auto watch = std::make_shared<ChildWatch>(setting.cancel);
   const auto guard = std::make_shared<MeshGuard>();
   ranks::Address address = placement.rendezvous;
   auto failed = [guard, on_failure = std::move(on_failure)](const base::Error& error) {
@@ -237,15 +239,19 @@ Result<std::unique_ptr<LeadingRanks>> Lead(RankSetting setting,
   if (const Status joined = ranks->leader->Join(); !joined) {
     return std::unexpected(watch->Explain(joined.error()));
   }
-  SYNCLINE_TRY(FormMesh(setting, *ranks, *guard));
+  if (const Status formed = FormMesh(setting, *ranks, *guard); !formed) {
+    // All hear why. If the group has failed for another reason, that is the one.
+    ranks->leader->GiveUp(formed.error());
+    return std::unexpected(ranks->leader->failure().value_or(formed.error()));
+  }
   return ranks;
 }
 
-Result<std::unique_ptr<FollowingRank>> Follow(RankSetting setting,
+Result<std::unique_ptr<FollowingRank>> Follow(const RankSetting& setting,
                                               std::function<void(base::Error)> on_failure) {
   const Placement& placement = setting.placement;
   auto rank = std::make_unique<FollowingRank>();
-  const auto watch = std::make_shared<ChildWatch>();
+  const auto watch = std::make_shared<ChildWatch>(setting.cancel);
   ranks::Address leader = placement.rendezvous;
   if (placement.torch) {
     SYNCLINE_ASSIGN(
@@ -265,7 +271,10 @@ Result<std::unique_ptr<FollowingRank>> Follow(RankSetting setting,
                                        .cancel = watch->cancel()});
   if (!joined) return std::unexpected(watch->Explain(joined.error()));
   rank->follower = *std::move(joined);
-  SYNCLINE_TRY(JoinMesh(setting, leader, *rank));
+  if (const Status formed = JoinMesh(setting, leader, *rank); !formed) {
+    rank->follower->GiveUp(formed.error());
+    return std::unexpected(formed.error());
+  }
   return rank;
 }
 

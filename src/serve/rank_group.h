@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/error.h"
 #include "model/collectives.h"
 #include "ranks/follower.h"
@@ -20,9 +21,10 @@ namespace syncline::serve {
 // What a rank is started with.
 struct RankSetting {
   Placement placement;
-  std::vector<std::string> arguments;    // of this program
-  std::string fingerprint;               // what all ranks must agree upon
-  std::chrono::milliseconds timeout{0};  // until the group must stand
+  std::vector<std::string> arguments;         // of this program
+  std::string fingerprint;                    // what all ranks must agree upon
+  std::chrono::milliseconds timeout{0};       // until the group must stand
+  const base::CancelToken* cancel = nullptr;  // ends the wait for it; may be null
 };
 
 // Of this rank, for options as they are after PlaceOf.
@@ -42,7 +44,7 @@ struct LeadingRanks {
 
 // On rank 0: starts the other ranks of this node, waits until all ranks of all nodes are there and
 // connected. `on_failure`: see ranks::LeaderOptions.
-base::Result<std::unique_ptr<LeadingRanks>> Lead(RankSetting setting,
+base::Result<std::unique_ptr<LeadingRanks>> Lead(const RankSetting& setting,
                                                  std::function<void(base::Error)> on_failure);
 
 struct FollowingRank {
@@ -53,7 +55,7 @@ struct FollowingRank {
 };
 
 // On every other rank.
-base::Result<std::unique_ptr<FollowingRank>> Follow(RankSetting setting,
+base::Result<std::unique_ptr<FollowingRank>> Follow(const RankSetting& setting,
                                                     std::function<void(base::Error)> on_failure);
 
 }  // namespace syncline::serve

@@ -175,7 +175,8 @@ bool WaitForQuiet(const Front& front, milliseconds limit) {
 void FinishRequests(const Options& options, Front& front) {
   const milliseconds limit(static_cast<std::int64_t>(options.shutdown_timeout * 1000));
   WaitForQuiet(front, limit);
-  front.engine().Stop();  // what is left gets its 503
+  front.engine().Stop();     // what is left gets its 503
+  front.weights().Cancel();  // and updates and pulls theirs
   WaitForQuiet(front, milliseconds(1000));
 }
 

@@ -2,6 +2,10 @@
 
 #include <fmt/core.h>
 
+#include <exception>
+#include <new>
+#include <variant>
+
 #include "base/worker.h"
 #include "model/model.h"
 #include "update/rank_protocol.h"
@@ -12,11 +16,18 @@ namespace {
 using base::Result;
 using ranks::Message;
 
-// The answer to a message: what `answer` makes of what was decoded.
+// The answer to a message: what `answer` makes of what was decoded. Whoever asked waits for it, so
+// memory that runs out is an answer too.
 template <typename T, typename Answer>
 Result<Payload> Respond(const Result<T>& decoded, const Answer& answer) {
   if (!decoded) return std::unexpected(decoded.error());
-  return answer(*decoded);
+  try {
+    return answer(*decoded);
+  } catch (const std::bad_alloc&) {
+    return base::Fail(base::Code::kLimitExceeded, "out of memory");
+  } catch (const std::exception& error) {
+    return base::Fail(base::Code::kInternal, error.what());
+  }
 }
 
 class Weights : public FollowingWeights {
@@ -29,7 +40,10 @@ class Weights : public FollowingWeights {
     follower.OnWork([this](Message message) { OnWork(std::move(message)); });
   }
 
-  ~Weights() override { cancel_.Cancel(); }
+  ~Weights() override {
+    follower_.OnWork(nullptr);
+    cancel_.Cancel();
+  }
 
   void OnCommand(Message message) override;
 
@@ -38,6 +52,7 @@ class Weights : public FollowingWeights {
   Result<Payload> Stage(const Message& message);
   Result<Payload> Pull(const Message& message) const;
   Result<Payload> Export(const Message& message) const;
+  Result<Payload> Digests(const base::CancelToken& begun) const;
 
   model::Model& model_;
   ranks::Follower& follower_;
@@ -73,7 +88,18 @@ Result<Payload> Weights::Export(const Message& message) const {
   });
 }
 
+Result<Payload> Weights::Digests(const base::CancelToken& begun) const {
+  return Respond(Result<std::monostate>(), [&](std::monostate) -> Result<Payload> {
+    SYNCLINE_ASSIGN(const RankDigests digests, weights_.Digests(begun));
+    return Encode(digests);
+  });
+}
+
 void Weights::OnWork(Message message) {
+  if (message.kind == kCancel) {
+    cancel_.Cancel();
+    return follower_.Reply(message.id, Payload());
+  }
   base::Worker& worker = message.kind == kPull ? pulls_ : updates_;
   worker.Post([this, message = std::move(message)] {
     if (message.kind == kStage) return follower_.Reply(message.id, Stage(message));
@@ -92,9 +118,7 @@ void Weights::OnCommand(Message message) {
       return follower_.Reply(message.id, Export(message));
     case kDigests:
       return digests_.Post([this, id = message.id, begun = weights_.BeginDigests()] {
-        const Result<RankDigests> digests = weights_.Digests(*begun);
-        follower_.Reply(
-            id, digests ? Result<Payload>(Encode(*digests)) : std::unexpected(digests.error()));
+        follower_.Reply(id, Digests(*begun));
       });
     default:
       follower_.Reply(message.id, base::Fail(base::Code::kInternal,

@@ -1,5 +1,7 @@
 #include "update/rank_protocol.h"
 
+#include <algorithm>
+
 #include "base/wire.h"
 
 namespace syncline::update {
@@ -55,7 +57,8 @@ Result<PullRequest> DecodePullRequest(base::ByteSpan bytes) {
 Payload Encode(const PullOutcome& outcome) {
   WireWriter writer;
   writer.Put<std::uint8_t>(outcome.status ? 1 : 0);
-  writer.Put(outcome.status ? base::Code::kInternal : outcome.status.error().code);
+  writer.Put(static_cast<std::uint8_t>(outcome.status ? base::Code::kInternal
+                                                      : outcome.status.error().code));
   writer.PutText(outcome.status ? "" : outcome.status.error().message);
   writer.Put<std::uint8_t>(outcome.held ? 1 : 0);
   writer.Put(outcome.held.value_or(0));
@@ -66,13 +69,18 @@ Result<PullOutcome> DecodePullOutcome(base::ByteSpan bytes) {
   WireReader reader(bytes);
   PullOutcome outcome;
   const bool succeeded = reader.Take<std::uint8_t>() != 0;
-  base::Error error;
-  error.code = reader.Take<base::Code>();
-  error.message = reader.TakeText();
+  const auto code = reader.Take<std::uint8_t>();
+  std::string message = reader.TakeText();
   const bool holds = reader.Take<std::uint8_t>() != 0;
   const auto held = reader.Take<std::uint64_t>();
   SYNCLINE_TRY(reader.status());
-  if (!succeeded) outcome.status = std::unexpected(std::move(error));
+  const auto known = std::ranges::find_if(base::CodeTable(), [code](const base::CodeInfo& info) {
+    return static_cast<std::uint8_t>(info.code) == code;
+  });
+  if (known == base::CodeTable().end()) {
+    return base::Fail(base::Code::kCorrupt, "a message has a code of error that is not known");
+  }
+  if (!succeeded) outcome.status = base::Fail(known->code, std::move(message));
   if (holds) outcome.held = held;
   return outcome;
 }

@@ -6,6 +6,7 @@
 //   kExchange  command that is answered      none                          none
 //   kExport    command that is answered      u64 number of the tensor      OwnedParts
 //   kDigests   command that is answered      none                          RankDigests
+//   kCancel    work                          none                          none: work ends, for good
 // A text is u64 length and bytes. The answers are as the functions below write them.
 #pragma once
 
@@ -27,6 +28,7 @@ enum RankMessage : std::uint32_t {
   kExchange,
   kExport,
   kDigests,
+  kCancel,
 };
 
 using Payload = std::vector<std::byte>;

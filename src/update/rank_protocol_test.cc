@@ -31,6 +31,9 @@ TEST(RankProtocol, PullOutcomes) {
   EXPECT_ERROR(found.status, Code::kNotFound, "versions 1 to 4 are missing");
   EXPECT_EQ(found.held, 7U);
   ExpectStrict(payload, DecodePullOutcome);
+  Payload unknown_code = payload;
+  unknown_code[1] = std::byte{200};
+  EXPECT_ERROR(DecodePullOutcome(unknown_code), Code::kCorrupt, "code");
   ASSERT_OK_AND_ASSIGN(const PullOutcome nothing, DecodePullOutcome(Encode(PullOutcome())));
   EXPECT_OK(nothing.status);
   EXPECT_FALSE(nothing.held);

@@ -14,7 +14,7 @@
 #include <chrono>
 #include <future>
 #include <mutex>
-#include <numeric>
+#include <new>
 
 #include "base/log.h"
 #include "base/worker.h"
@@ -95,7 +95,9 @@ class LiveWeights : public Weights {
         own_(files, model, options_.launch_path, cancel_),
         model_path_(options_.launch_path) {}
 
-  ~LiveWeights() override { cancel_.Cancel(); }
+  ~LiveWeights() override { CancelAll(); }
+
+  void Cancel() override { CancelAll(); }
 
   void FromDisk(DiskUpdate update, Updated done) override {
     updates_.Post([this, update = std::move(update), done = std::move(done)] {
@@ -124,6 +126,12 @@ class LiveWeights : public Weights {
   }
 
  private:
+  void CancelAll() {
+    if (cancel_.cancelled()) return;
+    cancel_.Cancel();
+    // Else the workers would wait for what others do as long as that takes.
+    others_.Ask(others_.peers(), kCancel, {}).wait();
+  }
   // On the update thread.
   Result<UpdateReport> UpdateFromDisk(const DiskUpdate& update);
   Result<Staged> StageEverywhere(const std::string& path);

@@ -92,9 +92,11 @@ class Weights {
   // All must outlive it.
   static std::unique_ptr<Weights> Create(base::FileSystem& files, engine::Engine& engine,
                                          model::Model& model, Options options);
-  // Running pulls and reading are cancelled; an update that waits for the engine is waited for, so
-  // stop that first.
+  // As Cancel; an update that waits for the engine is waited for, so stop that first.
   virtual ~Weights() = default;
+
+  // Ends pulls and reading on all hosts, for good: they answer kCancelled.
+  virtual void Cancel() = 0;
 
   using Updated = std::function<void(base::Result<UpdateReport>)>;
   // 1. On every rank: reads and checks the whole checkpoint into a second arena (RankWeights::Stage);

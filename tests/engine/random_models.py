@@ -21,9 +21,14 @@ SIZES: dict[str, Any] = {
 
 
 def make(
-    path: Path, architecture: str, fields: dict[str, Any], dtype: str = "float32", seed: int = 3
+    path: Path,
+    architecture: str,
+    fields: dict[str, Any],
+    dtype: str = "float32",
+    seed: int = 3,
+    shard: str = "1GB",
 ) -> None:
-    """Saves the model of `architecture` ("Llama") with `fields` over SIZES.
+    """Saves the model of `architecture` ("Llama") with `fields` over SIZES, in files of at most `shard`.
 
     Norms, biases, routers and correction biases are drawn too, so that leaving one out, or choosing
     other experts, changes the result.
@@ -44,7 +49,7 @@ def make(
                 value.normal_(0, 0.2)
             elif "norm" in name:
                 value.normal_(1, 0.2)
-    model.to(getattr(torch, dtype)).save_pretrained(path)
+    model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shard)
 
 
 def load(path: Path, dtype: str) -> Any:

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serve"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from network import Host, HostConnection, Network, why_not
+from random_models import make
 from server import ENGINE, PATIENCE, Reply, Server, eventually
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
@@ -152,23 +153,9 @@ def engine_on(
 @pytest.fixture(scope="session")
 def host_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that two and three ranks can share."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(7)
     path = tmp_path_factory.mktemp("host_model") / "model"
-    config = LlamaConfig(
-        vocab_size=301,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=6,
-        head_dim=16,
-        max_position_embeddings=131072,
-        tie_word_embeddings=False,
-    )
-    LlamaForCausalLM(config).save_pretrained(path)
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 16}
+    make(path, "Llama", heads | {"intermediate_size": 96, "max_position_embeddings": 131072})
     return path
 
 
@@ -272,6 +259,22 @@ def test_a_slow_pull_holds_up_nobody(engine_on: Callable[[int], Engine], publish
     thread.join(60)
     replies[0].ok()
     assert engine.marker(1) == "000002"
+
+
+def test_sigterm_does_not_wait_for_another_hosts_pull(
+    engine_on: Callable[[int], Engine], published: Path
+) -> None:
+    engine = engine_on(2)
+    engine.pull(published, 1).ok()
+    with locked(engine.disk(1) / "replica"):
+        thread, replies = in_background(lambda: engine.pull(published, 2))
+        eventually(lambda: engine.marker(0) == "000002", "host 1 has pulled")
+        assert engine.front.stop() == 0
+        assert engine.nodes[1].end()[0] == 0
+        thread.join(30)
+        assert replies[0].status == 400
+        assert "cancelled" in replies[0].json["message"]
+    assert engine.marker(1) == "000001"
 
 
 def test_cut_off_while_idle(engine_on: Callable[[int], Engine]) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from random_models import make
 from safetensors.numpy import load_file
-from server import ENGINE, ROOT, Reply, Server, eventually
+from server import ENGINE, Reply, Server, eventually
 
 Start = Callable[..., Server]
 PROMPT = [5, 17, 33, 41, 2, 99]
@@ -128,10 +129,10 @@ def test_a_directory_that_is_no_checkpoint_changes_nothing(start: Start, tmp_pat
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_rank_that_is_gone(start: Start, how: signal.Signals) -> None:
+def test_a_rank_that_is_gone(start: Start, for_three: Path, how: signal.Signals) -> None:
     """Requests fail with a clear error, /health says 503 within 5 s, and nothing is left."""
     before = shared_memory()
-    server = start("--tp", 3, "--max-total-tokens", 60000, model=divisible(start))
+    server = start("--tp", 3, "--max-total-tokens", 60000, model=for_three)
     ranks = ranks_of(server)
     assert len(ranks) == 2
     thread, replies = run_long(server)
@@ -151,27 +152,12 @@ def test_a_rank_that_is_gone(start: Start, how: signal.Signals) -> None:
     assert shared_memory() <= before
 
 
-def divisible(start: Start) -> Path:
-    """A model that three ranks can share: made once."""
-    del start
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    path = ROOT / "build" / "cache" / "tests" / "llama-for-three"
-    if not (path / "config.json").exists():
-        torch.manual_seed(7)
-        config = LlamaConfig(
-            vocab_size=301,
-            hidden_size=48,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=6,
-            num_key_value_heads=3,
-            head_dim=16,
-            max_position_embeddings=131072,
-            tie_word_embeddings=False,
-        )
-        LlamaForCausalLM(config).save_pretrained(path)
+@pytest.fixture(scope="session")
+def for_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that three ranks can share."""
+    path = tmp_path_factory.mktemp("for_three") / "model"
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}
+    make(path, "Llama", heads | {"intermediate_size": 96, "max_position_embeddings": 131072})
     return path
 
 
