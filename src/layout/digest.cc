@@ -31,8 +31,8 @@ std::optional<tensor::Digest> DigestOwned(const Plan& plan, std::size_t tensor,
   for (const Piece& piece : plan.PiecesOf(tensor)) {
     if (!piece.owner) continue;
     const TensorSpec& parameter = plan.parameters()[piece.parameter];
-    const Runs runs = FindRuns(spec.dtype, {parameter.shape, piece.destination},
-                               {spec.shape, piece.source});
+    const Runs runs =
+        FindRuns(spec.dtype, {parameter.shape, piece.destination}, {spec.shape, piece.source});
     ForEachRun(runs, [&](std::uint64_t from, std::uint64_t to) {
       add(parameters[piece.parameter].subspan(from, runs.run), to);
     });

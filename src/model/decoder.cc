@@ -60,6 +60,7 @@ struct Layer {
 template <typename Kind>
 std::vector<Kind> AttentionOf(const DecoderPlan& decoder) {
   std::vector<Kind> layers;
+  layers.reserve(decoder.layers.size());
   for (const LayerParameters& layer : decoder.layers) {
     layers.push_back(std::get<Kind>(layer.attention));
   }

@@ -175,6 +175,7 @@ std::unique_ptr<AttentionBlock> MakeLatentAttention(
                                 .head_size = latent.kv_rank + latent.rope_size,
                                 .scale = scale};
   std::vector<Layer> tensors;
+  tensors.reserve(layers.size());
   for (const LatentAttentionParameters& layer : layers) {
     tensors.push_back({.q = parameters[layer.q],
                        .q_a = parameters[layer.q_a],
