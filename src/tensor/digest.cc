@@ -26,6 +26,17 @@ std::size_t AddVectors(const std::byte* /*units*/, std::size_t /*count*/, std::s
 
 #else
 
+// Modulo 2^64. Not SumOfLanes: where compilers' own intrinsics do it they add signed numbers, whose
+// overflow is undefined.
+template <typename D, typename V>
+std::uint64_t SumLanes(D d, V v) {
+  std::array<std::uint64_t, hn::MaxLanes(D())> lanes;
+  hn::StoreU(v, d, lanes.data());
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) sum += lanes[i];
+  return sum;
+}
+
 template <typename Unit>
 std::size_t AddVectors(const std::byte* units, std::size_t count, std::size_t place, Digest& sums) {
   const hn::ScalableTag<std::uint32_t> d32;
@@ -54,8 +65,8 @@ std::size_t AddVectors(const std::byte* units, std::size_t count, std::size_t pl
     low = hn::Add(low, hn::Add(hn::MulEven(x, key_low), hn::MulEven(x_odd, odd(key_low))));
     high = hn::Add(high, hn::Add(hn::MulEven(x, key_high), hn::MulEven(x_odd, odd(key_high))));
   }
-  sums.low += hn::GetLane(hn::SumOfLanes(d64, low));
-  sums.high += hn::GetLane(hn::SumOfLanes(d64, high));
+  sums.low += SumLanes(d64, low);
+  sums.high += SumLanes(d64, high);
   return done;
 }
 
