@@ -141,23 +141,23 @@ def twin(checkpoint: Path) -> Path:
     return path
 
 
-def loading(report: Report, checkpoint: Path) -> None:
-    if not report.wants("load_gbps", "exchange_gbps"):
-        return
+def measure_load(
+    report: Report, engine: syncline.Client, checkpoint: Path, case: str
+) -> list[float]:
+    """Adds the line `load_gbps` of that engine; the seconds of the exchanges."""
     size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) / 1e9
     mine, theirs, swap = [], [], []
-    with syncline.Engine(checkpoint) as engine:
-        engine.update_weights_from_disk(checkpoint)  # makes the second arena
-        for i in range(8):
-            reply = engine.update_weights_from_disk(checkpoint if i % 2 else twin(checkpoint))
-            assert not reply["unchanged"]
-            mine.append(size / reply["stage_seconds"])
-            swap.append(reply["apply_seconds"])
-            theirs.append(read_gbps(checkpoint))
+    engine.update_weights_from_disk(checkpoint)  # makes the second arena
+    for i in range(8):
+        reply = engine.update_weights_from_disk(checkpoint if i % 2 else twin(checkpoint))
+        assert not reply["unchanged"]
+        mine.append(size / reply["stage_seconds"])
+        swap.append(reply["apply_seconds"])
+        theirs.append(read_gbps(checkpoint))
     report.add(
         Line(
             name="load_gbps",
-            case="SmolLM2-135M, warm files, names and shapes checked",
+            case=case,
             unit="GB/s",
             ours=statistics.median(mine),
             peer=statistics.median(theirs),
@@ -166,6 +166,16 @@ def loading(report: Report, checkpoint: Path) -> None:
             limit_name="memcpy",
         )
     )
+    return swap
+
+
+def loading(report: Report, checkpoint: Path) -> None:
+    if not report.wants("load_gbps", "exchange_gbps"):
+        return
+    size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) / 1e9
+    with syncline.Engine(checkpoint) as engine:
+        case = "SmolLM2-135M, warm files, names and shapes checked"
+        swap = measure_load(report, engine, checkpoint, case)
     report.add(
         Line(
             name="exchange_gbps",
@@ -183,28 +193,9 @@ def over_ranks(report: Report, checkpoint: Path) -> None:
     if not report.wants("load_gbps", "allreduce_share"):
         return
     model = divisible(checkpoint)
-    size = sum(file.stat().st_size for file in model.glob("*.safetensors")) / 1e9
     cores = len(os.sched_getaffinity(0))
     with syncline.Engine(model, options={"tp": 2, "skip_tokenizer_init": True}) as engine:
-        engine.update_weights_from_disk(model)
-        mine, theirs = [], []
-        for i in range(8):
-            reply = engine.update_weights_from_disk(model if i % 2 else twin(model))
-            assert not reply["unchanged"]
-            mine.append(size / reply["stage_seconds"])
-            theirs.append(read_gbps(model))
-        report.add(
-            Line(
-                name="load_gbps",
-                case="0.17 B bf16 over 2 ranks, warm files",
-                unit="GB/s",
-                ours=statistics.median(mine),
-                peer=statistics.median(theirs),
-                peer_name="reading the files, as many threads",
-                limit=memcpy_gbps(),
-                limit_name="memcpy",
-            )
-        )
+        measure_load(report, engine, model, "0.17 B bf16 over 2 ranks, warm files")
         for count in BATCHES:
             ours(engine, count)  # warm
             before = engine.server_info()["internal_states"][0]

@@ -19,6 +19,16 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 
+# The rotary form of Llama 3, scaled beyond a short trained length.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
 
 def make(
     path: Path,

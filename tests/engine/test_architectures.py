@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_models import expected, expected_text, make, prompt, served, served_text
+from random_models import LLAMA3, expected, expected_text, make, prompt, served, served_text
 
 GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 2}
 LATENT = {
@@ -45,14 +45,6 @@ YARN = {
     "beta_slow": 1,
     "mscale": 1.0,
     "mscale_all_dim": 0.8,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
 }
 # Name of the architecture and fields of its configuration.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -7,17 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_models import expected, prompt, served
+from random_models import LLAMA3, expected, prompt, served
 from random_models import make as make_model
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
