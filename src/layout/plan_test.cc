@@ -128,6 +128,22 @@ RC_GTEST_PROP(PlanTest, PiecesAreGroupedAndCoverEachParameterOnce, ()) {
   }
 }
 
+// Runs that are longer than what is digested between two looks at the token.
+TEST(PlanTest, DigestsOfLongRuns) {
+  PlanBuilder builder;
+  builder.AddStacked({{"a", Dtype::kBF16, {3, 700'001}}, {"b", Dtype::kBF16, {2, 700'001}}}, "ab");
+  ASSERT_OK_AND_ASSIGN(const Plan plan, std::move(builder).Build());
+  std::vector<std::byte> memory(plan.parameters()[0].bytes());
+  std::uint32_t next = 1;
+  for (std::byte& byte : memory) byte = static_cast<std::byte>((next = next * 1664525 + 7) >> 24);
+  const std::vector<base::ByteSpan> parameters = {memory};
+  const base::ByteSpan b = parameters[0].subspan(plan.tensors()[0].bytes());
+  base::CancelToken cancel;
+  EXPECT_EQ(DigestOwned(plan, 1, parameters, &cancel), tensor::DigestOf(b, 2));
+  cancel.Cancel();
+  EXPECT_EQ(DigestOwned(plan, 1, parameters, &cancel), std::nullopt);
+}
+
 constexpr char kAttention[] = "model.layers.0.self_attn.";
 
 Plan AttentionPlan() {

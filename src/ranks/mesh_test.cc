@@ -83,6 +83,25 @@ TEST(Mesh, EverybodyGetsWhatIsForHim) {
   }
 }
 
+// More than the network holds, one way only.
+TEST(Mesh, WhoHasReceivedAllGoesOnSending) {
+  TestMesh mesh(2);
+  const std::vector<std::byte> much(64 << 20, std::byte{7});
+  std::vector<std::byte> received(much.size());
+  mesh.Run([&](std::uint32_t rank) {
+    std::vector<ByteSpan> send(2);
+    std::vector<MutableByteSpan> receive(2);
+    if (rank == 0) {
+      send[1] = much;
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // rank 0 has to wait
+      receive[0] = received;
+    }
+    EXPECT_OK(mesh.ranks[rank]->Exchange(send, receive));
+  });
+  EXPECT_EQ(received, much);
+}
+
 TEST(Mesh, ARankThatIsGoneEndsTheWait) {
   TestMesh mesh(3);
   mesh.Run([&](std::uint32_t rank) {
