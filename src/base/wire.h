@@ -56,7 +56,9 @@ class WireReader {
     const ByteSpan bytes = TakeRaw(sizeof(T));
     return bytes.empty() ? T{} : Load<T>(bytes.data());
   }
-  ByteSpan TakeBytes() { return TakeRaw(Take<std::uint64_t>()); }
+  ByteSpan TakeBytes() { return TakeBytes(Take<std::uint64_t>()); }
+  // As many bytes; no length stands before them.
+  ByteSpan TakeBytes(std::uint64_t size) { return TakeRaw(size); }
   std::string TakeText() { return std::string(AsText(TakeBytes())); }
   template <typename T>
     requires std::is_arithmetic_v<T>

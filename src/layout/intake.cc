@@ -78,16 +78,13 @@ Status Intake::Add(std::string_view name, tensor::Dtype dtype, tensor::Shape sha
 
 Status Intake::Finish() const {
   plan_.ClearFills(parameters_);
-  std::string list;
-  std::size_t missing = 0;
+  std::vector<std::string> missing;
   for (std::size_t i = 0; i < names_.size(); ++i) {
-    if (!names_[i].empty()) continue;
-    if (missing++ < kNamesShown) list += (list.empty() ? "" : ", ") + WaitingText(plan_, i);
+    if (names_[i].empty()) missing.push_back(WaitingText(plan_, i));
   }
-  if (missing == 0) return {};
-  if (missing > kNamesShown) list += fmt::format(" (and {} more)", missing - kNamesShown);
-  return Fail(Code::kNotFound,
-              fmt::format("{} of {} tensors have not come: {}", missing, names_.size(), list));
+  if (missing.empty()) return {};
+  return Fail(Code::kNotFound, fmt::format("{} of {} tensors have not come: {}", missing.size(),
+                                           names_.size(), FirstNamesText(missing)));
 }
 
 }  // namespace syncline::layout

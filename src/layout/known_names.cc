@@ -1,6 +1,7 @@
 #include "layout/known_names.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -74,6 +75,14 @@ std::string ListText(std::span<const std::string_view> names) {
     text += fmt::format("{}{}", i == 0 ? "" : (last ? " and " : ", "), names[i]);
   }
   if (listed < names.size()) text += fmt::format(" and {} more", names.size() - listed);
+  return text;
+}
+
+std::string FirstNamesText(std::span<const std::string> names) {
+  constexpr std::size_t kShown = 5;
+  const auto shown = names.first(std::min(names.size(), kShown));
+  std::string text = fmt::format("{}", fmt::join(shown, ", "));
+  if (names.size() > kShown) text += fmt::format(" (and {} more)", names.size() - kShown);
   return text;
 }
 

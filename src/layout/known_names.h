@@ -24,4 +24,7 @@ std::string ClippedName(std::string_view name);
 // "a, b and c"; of a long list the first few and "and 12 more".
 std::string ListText(std::span<const std::string_view> names);
 
+// "a, b, c, d, e (and 7 more)": at most the first five.
+std::string FirstNamesText(std::span<const std::string> names);
+
 }  // namespace syncline::layout

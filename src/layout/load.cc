@@ -1,7 +1,6 @@
 #include "layout/load.h"
 
 #include <fmt/core.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "base/pool.h"
+#include "layout/known_names.h"
 #include "layout/pieces.h"
 #include "layout/runs.h"
 
@@ -66,18 +66,10 @@ base::Result<Roles> AssignRoles(const Checkpoint& checkpoint, const Plan& plan) 
   for (std::size_t i = 0; i < roles.sources.size(); ++i) {
     if (roles.sources[i] == nullptr) missing.push_back(plan.tensors()[i].name);
   }
-  const auto list = [](const std::vector<std::string>& names) {
-    const auto shown = std::min<std::ptrdiff_t>(std::ssize(names), 5);
-    std::string text = fmt::format("{}", fmt::join(names.begin(), names.begin() + shown, ", "));
-    if (std::ssize(names) > shown) {
-      text += fmt::format(" (and {} more)", std::ssize(names) - shown);
-    }
-    return text;
-  };
   if (!missing.empty()) {
     return base::Fail(Code::kNotFound,
                       fmt::format("{}: {} of {} tensors are missing: {}", checkpoint.directory(),
-                                  missing.size(), roles.sources.size(), list(missing)));
+                                  missing.size(), roles.sources.size(), FirstNamesText(missing)));
   }
   if (unclaimed.size() == 1) {
     // Match knows what the name may be meant for.
@@ -86,9 +78,10 @@ base::Result<Roles> AssignRoles(const Checkpoint& checkpoint, const Plan& plan) 
                           checkpoint.directory());
   }
   if (!unclaimed.empty()) {
-    return base::Fail(Code::kNotFound,
-                      fmt::format("{}: {} tensors belong to no parameter of the model: {}",
-                                  checkpoint.directory(), unclaimed.size(), list(unclaimed)));
+    return base::Fail(
+        Code::kNotFound,
+        fmt::format("{}: {} tensors belong to no parameter of the model: {}",
+                    checkpoint.directory(), unclaimed.size(), FirstNamesText(unclaimed)));
   }
   return roles;
 }

@@ -36,6 +36,20 @@ void PutBox(const TensorSpec& array, const Box& box, base::ByteSpan packed,
   CopyRuns(FindRuns(array.dtype, {all.end, all}, {array.shape, box}), packed.data(), bytes.data());
 }
 
+std::vector<OwnedPart> TakeOwned(const Plan& plan, std::size_t tensor,
+                                 std::span<const base::ByteSpan> parameters) {
+  std::vector<OwnedPart> parts;
+  for (const Piece& piece : plan.PiecesOf(tensor)) {
+    if (!piece.owner) continue;
+    const TensorSpec& parameter = plan.parameters()[piece.parameter];
+    OwnedPart& part = parts.emplace_back();
+    part.box = piece.source;
+    part.bytes.resize(PieceBytes(parameter.dtype, piece.source));
+    TakeBox(parameter, piece.destination, parameters[piece.parameter], part.bytes);
+  }
+  return parts;
+}
+
 bool HoldsBytes(const Plan& plan, std::size_t tensor, base::ByteSpan tensor_bytes,
                 const std::vector<base::ByteSpan>& parameters) {
   std::vector<std::byte> expected;

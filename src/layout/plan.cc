@@ -143,18 +143,6 @@ std::uint64_t Plan::OwnedBytes(std::size_t tensor) const {
   return owned;
 }
 
-void Plan::GatherOwned(std::size_t tensor, std::span<const base::ByteSpan> parameters,
-                       base::MutableByteSpan into) const {
-  assert(into.size() == OwnedBytes(tensor) && parameters.size() == parameters_.size());
-  for (const Piece& piece : PiecesOf(tensor)) {
-    if (!piece.owner) continue;
-    const TensorSpec& parameter = parameters_[piece.parameter];
-    const std::uint64_t bytes = PieceBytes(parameter.dtype, piece.source);
-    TakeBox(parameter, piece.destination, parameters[piece.parameter], into.first(bytes));
-    into = into.subspan(bytes);
-  }
-}
-
 void Plan::ClearFills(std::span<const base::MutableByteSpan> parameters) const {
   for (const Fill& fill : fills_) {
     const TensorSpec& parameter = parameters_[fill.parameter];

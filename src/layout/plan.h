@@ -104,10 +104,6 @@ class Plan {
   void Gather(std::size_t tensor, std::span<const base::ByteSpan> parameters,
               base::MutableByteSpan into) const;
 
-  // The owned part of a tensor: the content of its owning pieces one after the other, each
-  // row-major. `into` has OwnedBytes(tensor).
-  void GatherOwned(std::size_t tensor, std::span<const base::ByteSpan> parameters,
-                   base::MutableByteSpan into) const;
   // Makes the padding zero. What Scatter writes never touches it.
   void ClearFills(std::span<const base::MutableByteSpan> parameters) const;
 

@@ -170,20 +170,22 @@ RC_GTEST_PROP(PlanTest, GathersWhatIsOwned, ()) {
                                                random.parameter_bytes.end());
   for (std::size_t i = 0; i < plan->tensors().size(); ++i) {
     const TensorSpec& spec = plan->tensors()[i];
-    std::vector<std::byte> owned(plan->OwnedBytes(i));
-    plan->GatherOwned(i, parameters, owned);
+    const std::vector<OwnedPart> owned = TakeOwned(*plan, i, parameters);
+    std::uint64_t bytes = 0;
+    std::size_t next = 0;
     std::vector<std::byte> only_owned(spec.bytes());  // zeros elsewhere
-    base::ByteSpan rest = owned;
     for (const Piece& piece : plan->PiecesOf(i)) {
       if (!piece.owner) continue;
-      const std::uint64_t bytes = PieceBytes(spec.dtype, piece.source);
-      std::vector<std::byte> expected(bytes);
+      std::vector<std::byte> expected(PieceBytes(spec.dtype, piece.source));
       TakeBox(spec, piece.source, random.tensor_bytes[i], expected);
-      RC_ASSERT(std::ranges::equal(rest.first(bytes), expected));
-      PutBox(spec, piece.source, rest.first(bytes), only_owned);
-      rest = rest.subspan(bytes);
+      const OwnedPart& part = owned.at(next++);
+      RC_ASSERT(part.box == piece.source);
+      RC_ASSERT(part.bytes == expected);
+      PutBox(spec, part.box, part.bytes, only_owned);
+      bytes += part.bytes.size();
     }
-    RC_ASSERT(rest.empty());
+    RC_ASSERT(next == owned.size());
+    RC_ASSERT(bytes == plan->OwnedBytes(i));
     RC_ASSERT(DigestOwned(*plan, i, parameters) ==
               tensor::DigestOf(only_owned, tensor::DigestUnitBytes(spec.dtype)));
     if (plan->HoldsWhole(i)) RC_ASSERT(only_owned == random.tensor_bytes[i]);

@@ -43,15 +43,9 @@ RC_GTEST_PROP(ShardPlanner, ExportsOfAllRanksAreTheCheckpoint, ()) {
       RC_ASSERT(plan.tensors()[i].name == spec.name);
       RC_ASSERT(plan.tensors()[i].shape == spec.shape);
       const std::vector<base::ByteSpan> views(memories[r].begin(), memories[r].end());
-      std::vector<std::byte> part(plan.OwnedBytes(i));
-      owned += part.size();
-      plan.GatherOwned(i, views, part);
-      base::ByteSpan rest = part;
-      for (const Piece& piece : plan.PiecesOf(i)) {
-        if (!piece.owner) continue;
-        const std::uint64_t bytes = PieceBytes(spec.dtype, piece.source);
-        PutBox(spec, piece.source, rest.first(bytes), exported);
-        rest = rest.subspan(bytes);
+      owned += plan.OwnedBytes(i);
+      for (const OwnedPart& part : TakeOwned(plan, i, views)) {
+        PutBox(spec, part.box, part.bytes, exported);
       }
       digest += *DigestOwned(plan, i, views);
     }

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/wire.h"
+
 namespace syncline::ranks {
 namespace {
 
@@ -72,53 +74,25 @@ class Writer {
   std::vector<std::byte> bytes_;
 };
 
-// Reads values one after the other; once something is missing, ok() is false for good.
-class Reader {
- public:
-  explicit Reader(ByteSpan bytes) : bytes_(bytes) {}
-
-  template <typename T>
-  T Number() {
-    const ByteSpan bytes = Take(sizeof(T));
-    return ok_ ? Load<T>(bytes.data()) : T{};
-  }
-  std::string SizedText() {
-    const auto size = Number<std::uint32_t>();
-    return std::string(base::AsText(Take(size)));
-  }
-  bool ok() const { return ok_; }
-  bool at_end() const { return bytes_.empty(); }
-
- private:
-  ByteSpan Take(std::size_t count) {
-    if (!ok_ || count > bytes_.size()) {
-      ok_ = false;
-      return {};
-    }
-    const ByteSpan taken = bytes_.first(count);
-    bytes_ = bytes_.subspan(count);
-    return taken;
-  }
-
-  ByteSpan bytes_;
-  bool ok_ = true;
-};
+std::string TakeSizedText(base::WireReader& reader) {
+  return std::string(base::AsText(reader.TakeBytes(reader.Take<std::uint32_t>())));
+}
 
 Result<Hello> DecodeHelloPayload(ByteSpan payload) {
-  Reader reader(payload);
+  base::WireReader reader(payload);
   Hello hello;
-  const auto channel = reader.Number<std::uint32_t>();
-  hello.group.rank = reader.Number<std::uint32_t>();
-  hello.group.size = reader.Number<std::uint32_t>();
-  hello.group.node_rank = reader.Number<std::uint32_t>();
-  hello.group.nodes = reader.Number<std::uint32_t>();
-  (void)reader.Number<std::uint32_t>();
-  hello.pid = reader.Number<std::int64_t>();
-  hello.chance = reader.Number<std::uint64_t>();
-  hello.token = reader.SizedText();
-  hello.fingerprint = reader.SizedText();
-  hello.host = reader.SizedText();
-  if (!reader.ok() || !reader.at_end()) {
+  const auto channel = reader.Take<std::uint32_t>();
+  hello.group.rank = reader.Take<std::uint32_t>();
+  hello.group.size = reader.Take<std::uint32_t>();
+  hello.group.node_rank = reader.Take<std::uint32_t>();
+  hello.group.nodes = reader.Take<std::uint32_t>();
+  (void)reader.Take<std::uint32_t>();
+  hello.pid = reader.Take<std::int64_t>();
+  hello.chance = reader.Take<std::uint64_t>();
+  hello.token = TakeSizedText(reader);
+  hello.fingerprint = TakeSizedText(reader);
+  hello.host = TakeSizedText(reader);
+  if (!reader.status()) {
     return Fail(Code::kCorrupt, "its hello does not have the size that it says");
   }
   if (channel != 1 && channel != 2) {
@@ -265,12 +239,11 @@ std::vector<std::byte> Encode(const Welcome& welcome) {
 }
 
 Result<Welcome> DecodeWelcome(ByteSpan payload) {
-  Reader reader(payload);
+  base::WireReader reader(payload);
   Welcome welcome;
-  welcome.heartbeat_ms = reader.Number<std::uint32_t>();
-  welcome.silence_ms = reader.Number<std::uint32_t>();
-  if (!reader.ok() || !reader.at_end() || welcome.heartbeat_ms == 0 ||
-      welcome.silence_ms <= welcome.heartbeat_ms) {
+  welcome.heartbeat_ms = reader.Take<std::uint32_t>();
+  welcome.silence_ms = reader.Take<std::uint32_t>();
+  if (!reader.status() || welcome.heartbeat_ms == 0 || welcome.silence_ms <= welcome.heartbeat_ms) {
     return Fail(Code::kCorrupt, "a welcome that makes no sense");
   }
   return welcome;

@@ -107,10 +107,10 @@ Result<Staged> DecodeStaged(base::ByteSpan bytes) {
   return staged;
 }
 
-Payload Encode(std::span<const OwnedPart> parts) {
+Payload Encode(std::span<const layout::OwnedPart> parts) {
   WireWriter writer;
   writer.Put<std::uint64_t>(parts.size());
-  for (const OwnedPart& part : parts) {
+  for (const layout::OwnedPart& part : parts) {
     writer.PutArray(part.box.begin);
     writer.PutArray(part.box.end);
     writer.PutBytes(part.bytes);
@@ -118,12 +118,12 @@ Payload Encode(std::span<const OwnedPart> parts) {
   return std::move(writer).Take();
 }
 
-Result<std::vector<OwnedPart>> DecodeOwnedParts(base::ByteSpan bytes) {
+Result<std::vector<layout::OwnedPart>> DecodeOwnedParts(base::ByteSpan bytes) {
   WireReader reader(bytes);
   const auto count = reader.Take<std::uint64_t>();
-  std::vector<OwnedPart> parts;
+  std::vector<layout::OwnedPart> parts;
   for (std::uint64_t i = 0; i < count && i < bytes.size(); ++i) {
-    OwnedPart& part = parts.emplace_back();
+    layout::OwnedPart& part = parts.emplace_back();
     part.box.begin = reader.TakeArray<std::uint64_t>();
     part.box.end = reader.TakeArray<std::uint64_t>();
     const base::ByteSpan content = reader.TakeBytes();

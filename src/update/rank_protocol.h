@@ -44,8 +44,8 @@ Payload Encode(const PullOutcome& outcome);
 base::Result<PullOutcome> DecodePullOutcome(base::ByteSpan bytes);
 Payload Encode(const Staged& staged);
 base::Result<Staged> DecodeStaged(base::ByteSpan bytes);
-Payload Encode(std::span<const OwnedPart> parts);
-base::Result<std::vector<OwnedPart>> DecodeOwnedParts(base::ByteSpan bytes);
+Payload Encode(std::span<const layout::OwnedPart> parts);
+base::Result<std::vector<layout::OwnedPart>> DecodeOwnedParts(base::ByteSpan bytes);
 Payload Encode(const RankDigests& digests);
 base::Result<RankDigests> DecodeRankDigests(base::ByteSpan bytes);
 

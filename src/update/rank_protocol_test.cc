@@ -57,7 +57,7 @@ TEST(RankProtocol, StagedAndDigests) {
 }
 
 TEST(RankProtocol, OwnedParts) {
-  const std::vector<OwnedPart> parts = {{{{0, 1}, {2, 3}}, Payload(4, std::byte{9})}, {}};
+  const std::vector<layout::OwnedPart> parts = {{{{0, 1}, {2, 3}}, Payload(4, std::byte{9})}, {}};
   ASSERT_OK_AND_ASSIGN(const auto found, DecodeOwnedParts(Encode(std::span(parts))));
   ASSERT_EQ(found.size(), 2U);
   EXPECT_EQ(found[0].box, parts[0].box);

@@ -96,19 +96,8 @@ void RankWeights::Exchange() {
   reading_ = std::make_shared<base::CancelToken>(&cancel_);
 }
 
-std::vector<OwnedPart> RankWeights::ExportOwned(std::size_t tensor) const {
-  const layout::Plan& plan = model_.plan();
-  const std::vector<base::ByteSpan> live = LiveViews(model_);
-  std::vector<OwnedPart> parts;
-  for (const layout::Piece& piece : plan.PiecesOf(tensor)) {
-    if (!piece.owner) continue;
-    const layout::TensorSpec& parameter = plan.parameters()[piece.parameter];
-    OwnedPart& part = parts.emplace_back();
-    part.box = piece.source;
-    part.bytes.resize(layout::PieceBytes(parameter.dtype, piece.source));
-    layout::TakeBox(parameter, piece.destination, live[piece.parameter], part.bytes);
-  }
-  return parts;
+std::vector<layout::OwnedPart> RankWeights::ExportOwned(std::size_t tensor) const {
+  return layout::TakeOwned(model_.plan(), tensor, LiveViews(model_));
 }
 
 Result<RankDigests> RankWeights::Digests(const base::CancelToken& begun) const {

@@ -12,8 +12,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/thread_pool.h"
-#include "layout/box.h"
 #include "layout/load.h"
+#include "layout/pieces.h"
 #include "tensor/digest.h"
 
 namespace syncline::model {
@@ -35,12 +35,6 @@ struct Staged {
   // directory. Ranks that read different versions must not be mixed.
   std::string held;
   bool unchanged = false;  // the bytes are those that are live already
-};
-
-// A part of a checkpoint tensor that a rank owns, packed row-major.
-struct OwnedPart {
-  layout::Box box;  // in the checkpoint tensor
-  std::vector<std::byte> bytes;
 };
 
 struct RankDigests {
@@ -69,7 +63,7 @@ class RankWeights {
   // Swaps the staging arena with the live one.
   void Exchange();
 
-  std::vector<OwnedPart> ExportOwned(std::size_t tensor) const;
+  std::vector<layout::OwnedPart> ExportOwned(std::size_t tensor) const;
 
   // Digests of the weights that are live when BeginDigests is called (between two steps); computed by
   // Digests on any thread, while the model goes on. kOutOfOrder if the weights change before it is

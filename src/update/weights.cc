@@ -95,9 +95,14 @@ class LiveWeights : public Weights {
         own_(files, model, options_.launch_path, cancel_),
         model_path_(options_.launch_path) {}
 
-  ~LiveWeights() override { CancelAll(); }
+  ~LiveWeights() override { LiveWeights::Cancel(); }
 
-  void Cancel() override { CancelAll(); }
+  void Cancel() override {
+    if (cancel_.cancelled()) return;
+    cancel_.Cancel();
+    // Else the workers would wait for what others do as long as that takes.
+    others_.Ask(others_.peers(), kCancel, {}).wait();
+  }
 
   void FromDisk(DiskUpdate update, Updated done) override {
     updates_.Post([this, update = std::move(update), done = std::move(done)] {
@@ -126,12 +131,6 @@ class LiveWeights : public Weights {
   }
 
  private:
-  void CancelAll() {
-    if (cancel_.cancelled()) return;
-    cancel_.Cancel();
-    // Else the workers would wait for what others do as long as that takes.
-    others_.Ask(others_.peers(), kCancel, {}).wait();
-  }
   // On the update thread.
   Result<UpdateReport> UpdateFromDisk(const DiskUpdate& update);
   Result<Staged> StageEverywhere(const std::string& path);
@@ -251,11 +250,11 @@ std::vector<HostPull> LiveWeights::PullEverywhere(const PullRequest& request) {
 
 // Puts the parts of all ranks together. kInternal where they are not the whole tensor.
 Result<ExportedTensor> Assemble(const layout::TensorSpec& spec, const std::string& name,
-                                std::span<const OwnedPart> own, const Answers& answers) {
+                                std::span<const layout::OwnedPart> own, const Answers& answers) {
   ExportedTensor exported = {name, spec.dtype, spec.shape, {}};
   exported.bytes.resize(spec.bytes());
   std::uint64_t covered = 0;
-  const auto add = [&](const OwnedPart& part) -> Status {
+  const auto add = [&](const layout::OwnedPart& part) -> Status {
     bool fits =
         part.box.begin.size() == spec.shape.size() && part.box.end.size() == spec.shape.size();
     for (std::size_t d = 0; fits && d < spec.shape.size(); ++d) {
@@ -269,11 +268,11 @@ Result<ExportedTensor> Assemble(const layout::TensorSpec& spec, const std::strin
     covered += part.bytes.size();
     return {};
   };
-  for (const OwnedPart& part : own) SYNCLINE_TRY(add(part));
+  for (const layout::OwnedPart& part : own) SYNCLINE_TRY(add(part));
   for (const Result<Payload>& answer : answers) {
     if (!answer) return std::unexpected(answer.error());
-    SYNCLINE_ASSIGN(const std::vector<OwnedPart> parts, DecodeOwnedParts(*answer));
-    for (const OwnedPart& part : parts) SYNCLINE_TRY(add(part));
+    SYNCLINE_ASSIGN(const std::vector<layout::OwnedPart> parts, DecodeOwnedParts(*answer));
+    for (const layout::OwnedPart& part : parts) SYNCLINE_TRY(add(part));
   }
   if (covered == spec.bytes()) return exported;
   return Fail(Code::kInternal, fmt::format("tensor {}: all ranks together export {} of {} bytes",
@@ -290,7 +289,7 @@ void LiveWeights::Export(std::string name, std::function<void(Result<ExportedTen
   const bool queued = engine_.BetweenSteps([this, tensor, name = std::move(name), done] {
     auto others =
         std::make_shared<std::future<Answers>>(others_.Command(kExport, EncodeNumber(tensor)));
-    auto own = std::make_shared<std::vector<OwnedPart>>(own_.ExportOwned(tensor));
+    auto own = std::make_shared<std::vector<layout::OwnedPart>>(own_.ExportOwned(tensor));
     exports_.Post([this, tensor, name, done, others, own] {
       done(Assemble(model_.plan().tensors()[tensor], name, *own, others->get()));
     });
