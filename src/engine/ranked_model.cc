@@ -44,6 +44,7 @@ class RankedModel : public model::Model {
   const model::ModelConfig& config() const override { return own_->config(); }
   const layout::Plan& plan() const override { return own_->plan(); }
   model::Parameters& parameters() override { return own_->parameters(); }
+  const quant::Units& units() const override { return own_->units(); }
   std::uint64_t KvBytesPerToken() const override { return own_->KvBytesPerToken(); }
   Status Derive(std::span<const base::MutableByteSpan> memory) override {
     return own_->Derive(memory);

@@ -106,7 +106,7 @@ RC_GTEST_PROP(DecoderPlan, LoadingThenExportingIsTheIdentity, ()) {
   }
 }
 
-TEST(Parameters, ExchangeSwapsAllBytesAndKeepsAddresses) {
+TEST(Parameters, CommitCopiesThoseThatAreNamedAndKeepsAddresses) {
   ModelConfig config = SmolLm2();
   config.layers = 2;
   ASSERT_OK_AND_ASSIGN(const DecoderPlan llama, Plan(config));
@@ -122,13 +122,17 @@ TEST(Parameters, ExchangeSwapsAllBytesAndKeepsAddresses) {
     std::ranges::fill(staging[i], static_cast<std::byte>(100 + i));
   }
   base::ThreadPool pool(2);
-  parameters.Exchange(pool);
+  const std::vector<std::size_t> named = {0, 3, 4};
+  parameters.Commit(named, pool);
   for (std::size_t i = 0; i < staging.size(); ++i) {
     const base::MutableByteSpan live = parameters.live()[i];
     EXPECT_EQ(live.data(), addresses[i]);
-    const auto is = [](std::byte value) { return [value](std::byte b) { return b == value; }; };
-    EXPECT_TRUE(std::ranges::all_of(live, is(static_cast<std::byte>(100 + i))));
-    EXPECT_TRUE(std::ranges::all_of(staging[i], is(static_cast<std::byte>(i))));
+    const auto is = [](std::size_t value) {
+      return [value](std::byte b) { return b == static_cast<std::byte>(value); };
+    };
+    const bool committed = std::ranges::count(named, i) > 0;
+    EXPECT_TRUE(std::ranges::all_of(live, is(committed ? 100 + i : i)));
+    EXPECT_TRUE(std::ranges::all_of(staging[i], is(100 + i)));
   }
 }
 

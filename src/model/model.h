@@ -14,6 +14,7 @@
 #include "model/batch.h"
 #include "model/config.h"
 #include "model/parameters.h"
+#include "quant/units.h"
 
 namespace syncline::model {
 
@@ -26,14 +27,20 @@ class Model {
   virtual const ModelConfig& config() const = 0;
   virtual const layout::Plan& plan() const = 0;
   virtual Parameters& parameters() = 0;
+  // Of quantised weights; none in a model that has none.
+  virtual const quant::Units& units() const {
+    static const quant::Units none;
+    return none;
+  }
 
   // Bytes of keys and values of one token.
   virtual std::uint64_t KvBytesPerToken() const = 0;
   // Memory for `blocks` blocks of kKvBlock tokens; replaces what was there.
   virtual base::Status ReserveKv(std::uint32_t blocks) = 0;
 
-  // Computes the derived parameters (layout::Plan::IsDerived) from the others in memory that is laid
-  // out by plan(): the live one or the staging one. While it is the live one, no forward may run.
+  // Computes the derived parameters (layout::Plan::IsDerived) from the others, whose units are in
+  // their runtime layout, in slots like those of parameters(): the live ones or the staging ones.
+  // While they are the live ones, no forward may run.
   virtual base::Status Derive(std::span<const base::MutableByteSpan> memory) = 0;
 
   // Writes the keys and values of all rows, and logits[i * vocabulary + t] for row

@@ -1,6 +1,7 @@
 #include "model/parameters.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace syncline::model {
 namespace {
@@ -11,14 +12,13 @@ std::uint64_t AlignUp(std::uint64_t bytes) {
 
 }  // namespace
 
-base::Result<Parameters> Parameters::Create(const layout::Plan& plan) {
+base::Result<Parameters> Parameters::Create(const layout::Plan& plan, const quant::Units& units) {
+  std::vector<std::uint64_t> sizes = quant::Units::SlotBytes(plan, units);
   std::uint64_t total = 0;
-  for (const layout::TensorSpec& parameter : plan.parameters()) total += AlignUp(parameter.bytes());
+  for (const std::uint64_t size : sizes) total += AlignUp(size);
   SYNCLINE_ASSIGN(Arena live, Arena::Create("syncline-weights", total));
   Parameters parameters(std::move(live));
-  for (const layout::TensorSpec& parameter : plan.parameters()) {
-    parameters.sizes_.push_back(parameter.bytes());
-  }
+  parameters.sizes_ = std::move(sizes);
   parameters.live_ = parameters.Slots(parameters.live_arena_);
   return parameters;
 }
@@ -41,17 +41,24 @@ base::Result<std::span<const base::MutableByteSpan>> Parameters::Staging() {
   return staging_;
 }
 
-void Parameters::Exchange(base::ThreadPool& pool) {
-  // Pieces that stay in a core's cache while they are swapped.
+void Parameters::Commit(std::span<const std::size_t> parameters, base::ThreadPool& pool) {
+  // Pieces that keep all threads busy to the end.
   constexpr std::size_t kPiece = 1 << 20;
-  const base::MutableByteSpan live = live_arena_.bytes();
-  const base::MutableByteSpan staged = staging_arena_->bytes();
-  const std::size_t pieces = (live.size() + kPiece - 1) / kPiece;
+  struct Piece {
+    base::MutableByteSpan to;
+    const std::byte* from;
+  };
+  std::vector<Piece> pieces;
+  for (const std::size_t parameter : parameters) {
+    const base::MutableByteSpan to = live_[parameter];
+    const std::byte* const from = staging_[parameter].data();
+    for (std::size_t begin = 0; begin < to.size(); begin += kPiece) {
+      pieces.push_back({to.subspan(begin, std::min(kPiece, to.size() - begin)), from + begin});
+    }
+  }
   // The loop's body returns no error, so neither does the loop.
-  static_cast<void>(pool.ParallelFor(pieces, [&](std::size_t i) -> base::Status {
-    const std::size_t begin = i * kPiece;
-    const std::size_t size = std::min(kPiece, live.size() - begin);
-    std::swap_ranges(live.data() + begin, live.data() + begin + size, staged.data() + begin);
+  static_cast<void>(pool.ParallelFor(pieces.size(), [&](std::size_t i) -> base::Status {
+    std::memcpy(pieces[i].to.data(), pieces[i].from, pieces[i].to.size());
     return {};
   }));
 }

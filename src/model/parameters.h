@@ -11,28 +11,32 @@
 #include "base/thread_pool.h"
 #include "layout/plan.h"
 #include "model/arena.h"
+#include "quant/units.h"
 
 namespace syncline::model {
 
 // Not thread-safe by itself: see who may touch what at each method. Parameters are in the order of
-// Plan::parameters(), each aligned to kAlignment bytes.
+// Plan::parameters(), each aligned to kAlignment bytes. Each has a slot of the larger of its load and
+// its runtime layout (quant/units.h); the live ones are in the runtime layout whenever a forward
+// runs.
 class Parameters {
  public:
   static constexpr std::uint64_t kAlignment = 256;
 
-  static base::Result<Parameters> Create(const layout::Plan& plan);
+  // Zeros; for a unit that means: in its load layout.
+  static base::Result<Parameters> Create(const layout::Plan& plan, const quant::Units& units = {});
 
   // Read by the forward pass. The addresses hold for the life of this object. Written only while no
   // forward runs.
   std::span<const base::MutableByteSpan> live() const { return live_; }
 
-  // The second arena, made at the first call. Its content is what the last Exchange left or the
-  // caller wrote. One caller at a time; the forward pass never looks at it.
+  // The second arena, made at the first call; its pages are taken when they are first written. Its
+  // content is what the caller wrote. One caller at a time; the forward pass never looks at it.
   base::Result<std::span<const base::MutableByteSpan>> Staging();
 
-  // Swaps the bytes of both. What was live is in Staging() afterwards, so a second Exchange takes
-  // it back. Cannot fail. Only while no forward runs, after Staging().
-  void Exchange(base::ThreadPool& pool);
+  // Copies the whole slots of these parameters from the second arena to the live one. Cannot fail.
+  // Only while no forward runs, after Staging().
+  void Commit(std::span<const std::size_t> parameters, base::ThreadPool& pool);
 
   std::uint64_t bytes() const { return live_arena_.bytes().size(); }
 

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 
 #include "checkpoint/checkpoint.h"
 #include "layout/digest.h"
@@ -92,7 +93,9 @@ Result<Staged> RankWeights::Stage(const std::string& path) {
 void RankWeights::Exchange() {
   reading_->Cancel();
   const std::scoped_lock lock(live_);
-  model_.parameters().Exchange(exchange_pool_);
+  std::vector<std::size_t> all(model_.plan().parameters().size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  model_.parameters().Commit(all, exchange_pool_);
   reading_ = std::make_shared<base::CancelToken>(&cancel_);
 }
 
