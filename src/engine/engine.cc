@@ -5,10 +5,11 @@
 //      hold.
 //   2. Settle: run the exclusive commands that may run, answer flushes that are due, and open the
 //      gate if nothing closes it.
-//   3. If generation is not paused, compute one step.
-// Invariants: weights change only in 2 (or in 1, while paused), so never during a forward pass. The
-// gate is closed exactly while generation is paused or an exclusive command waits; what is gated
-// was never given to the scheduler. Each submitted request gets exactly one event with `finish`.
+//   3. If generation is neither paused nor held, compute one step.
+// Invariants: weights change only in 2 (or in 1, while paused), or on other threads while the engine
+// is held, so never during a forward pass. The gate is closed exactly while generation is paused or
+// held or an exclusive command waits; what is gated was never given to the scheduler. Each submitted
+// request gets exactly one event with `finish`.
 #include "engine/engine.h"
 
 #include <fmt/core.h>
@@ -72,6 +73,7 @@ class EngineThread : public Engine {
   void Flush(std::chrono::milliseconds wait, Done done) override;
   void Exclusive(ExclusiveOptions options, std::function<Status()> work, Done done) override;
   bool BetweenSteps(std::function<void()> work) override { return Enqueue(std::move(work)); }
+  void SetHold(Hold hold, std::string reason, Done done) override;
   void SetVersion(std::string label, Done done) override;
 
   Stats stats() const override {
@@ -110,6 +112,9 @@ class EngineThread : public Engine {
   void RunExclusive(PendingExclusive exclusive);
   void SettleFlush();
   void OpenGate();
+  void ChangeHold(Hold hold, const std::string& reason);
+  // Nothing is computed.
+  bool still() const { return paused_ || hold_ != Hold::kNone; }
   void ComputeStep();
   void Finished(const Work& work, std::span<float> logits);
   void AbortTaken(const std::vector<std::unique_ptr<Sequence>>& taken, const Finish& finish);
@@ -130,15 +135,18 @@ class EngineThread : public Engine {
   std::vector<std::function<void()>> commands_;  // guarded by mutex_
   // Guarded by mutex_: requests that are not finished
   std::set<std::string, std::less<>> ids_;
-  std::uint64_t submitted_ = 0;  // guarded by mutex_
-  Stats stats_;                  // guarded by mutex_
-  bool stop_ = false;            // guarded by mutex_
-  std::string stop_reason_;      // guarded by mutex_
+  std::uint64_t submitted_ = 0;         // guarded by mutex_
+  Stats stats_;                         // guarded by mutex_
+  bool stop_ = false;                   // guarded by mutex_
+  std::string stop_reason_;             // guarded by mutex_
+  std::optional<std::string> refusal_;  // guarded by mutex_: why requests are refused for now
 
   // Of the engine's thread.
   Scheduler scheduler_;
   std::string version_;
   bool paused_ = false;
+  Hold hold_ = Hold::kNone;
+  std::string hold_reason_;
   std::deque<std::unique_ptr<Sequence>> gate_;
   std::deque<PendingExclusive> exclusives_;
   std::optional<PendingFlush> flush_;
@@ -193,6 +201,7 @@ Status EngineThread::Submit(Request request, Sink sink) {
   {
     const std::scoped_lock lock(mutex_);
     if (stop_) return Fail(Code::kUnavailable, stop_reason_);
+    if (refusal_) return Fail(Code::kUnavailable, *refusal_);
     if (!ids_.insert(request.id).second) {
       return Fail(Code::kAlreadyExists,
                   fmt::format("rid: a request \"{}\" is running already", request.id));
@@ -213,6 +222,7 @@ Status EngineThread::Submit(Request request, Sink sink) {
       std::move(request), std::move(telling), vocabulary_, end_tokens_, seed));
   const bool queued = Enqueue([this, sequence] {
     gate_.push_back(std::move(*sequence));
+    if (hold_ == Hold::kRefuse) ChangeHold(hold_, hold_reason_);  // came just before
     OpenGate();  // now, so that an exclusive command behind it waits for it
   });
   if (!queued) return Refusal();
@@ -274,6 +284,23 @@ void EngineThread::Exclusive(ExclusiveOptions options, std::function<Status()> w
               });
 }
 
+void EngineThread::SetHold(Hold hold, std::string reason, Done done) {
+  EnqueueWith(done, [this, hold, reason = std::move(reason)](const Done& changed) {
+    ChangeHold(hold, reason);
+    changed({});
+  });
+}
+
+void EngineThread::ChangeHold(Hold hold, const std::string& reason) {
+  hold_ = hold;
+  hold_reason_ = reason;
+  {
+    const std::scoped_lock lock(mutex_);
+    refusal_ = hold == Hold::kRefuse ? std::optional(reason) : std::nullopt;
+  }
+  if (hold == Hold::kRefuse) AbortAll(Aborted(reason, 503));
+}
+
 void EngineThread::SetVersion(std::string label, Done done) {
   EnqueueWith(done, [this, label = std::move(label)](const Done& set) {
     version_ = label;
@@ -283,13 +310,13 @@ void EngineThread::SetVersion(std::string label, Done done) {
 
 bool EngineThread::CanFlush() const {
   // What waits at the gate, or retracted, holds no memory.
-  return paused_ ? scheduler_.running() == 0 : idle();
+  return still() ? scheduler_.running() == 0 : idle();
 }
 
 // False once the engine is to stop.
 bool EngineThread::TakeCommands(std::vector<std::function<void()>>& commands) {
   std::unique_lock lock(mutex_);
-  const bool has_work = !paused_ && !idle();
+  const bool has_work = !still() && !idle();
   if (!has_work) {
     // Comes by once a second all the same, to say that it is alive; sooner if a flush is due.
     auto until = Clock::now() + std::chrono::seconds(1);
@@ -314,12 +341,12 @@ void EngineThread::Loop() {
   while (TakeCommands(commands)) {
     for (auto& command : commands) {
       Do(command);
-      // A command behind an exclusive one must not overtake it while generation is paused.
-      if (paused_ && !exclusives_.empty()) Settle();
+      // A command behind an exclusive one must not overtake it while nothing is computed.
+      if (still() && !exclusives_.empty()) Settle();
     }
     commands.clear();
     Settle();
-    if (!paused_) {
+    if (!still()) {
       ComputeStep();
       Settle();  // what waited for the last request to end
     }
@@ -332,7 +359,7 @@ void EngineThread::Loop() {
 }
 
 void EngineThread::Settle() {
-  while (!exclusives_.empty() && (paused_ || scheduler_.empty())) {
+  while (!exclusives_.empty() && (still() || scheduler_.empty())) {
     PendingExclusive exclusive = std::move(exclusives_.front());
     exclusives_.pop_front();
     RunExclusive(std::move(exclusive));
@@ -356,6 +383,7 @@ void EngineThread::RunExclusive(PendingExclusive exclusive) {
     status = Fail(Code::kInternal, error.what());
   }
   if (status && exclusive.options.label) version_ = *exclusive.options.label;
+  if (status && exclusive.options.hold) ChangeHold(*exclusive.options.hold, "");
   exclusive.done(std::move(status));
 }
 
@@ -369,7 +397,7 @@ void EngineThread::SettleFlush() {
 }
 
 void EngineThread::OpenGate() {
-  if (paused_ || !exclusives_.empty()) return;
+  if (still() || !exclusives_.empty()) return;
   for (auto& sequence : std::exchange(gate_, {})) scheduler_.Add(std::move(sequence));
 }
 
@@ -431,6 +459,7 @@ void EngineThread::AbortAll(const Finish& finish) {
 void EngineThread::UpdateStats() {
   const Stats stats = {
       .paused = paused_,
+      .hold = hold_,
       .running = static_cast<std::uint32_t>(scheduler_.running()),
       .waiting = static_cast<std::uint32_t>(scheduler_.waiting()),
       .gated = static_cast<std::uint32_t>(gate_.size()),

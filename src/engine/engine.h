@@ -13,6 +13,9 @@
 //   paused      they run at once; requests that stay resident (`in_place`) do not hold them up.
 //   not paused  admission closes, running and waiting requests finish first, and those that come
 //               meanwhile are gated. A pause that arrives while a command waits lets it run.
+//
+// A held engine (while weights are written in place) computes nothing, paused or not, and gates what
+// comes, or refuses it. It is held and released by who changes the weights, pauses are not his.
 #pragma once
 
 #include <chrono>
@@ -44,9 +47,11 @@ struct EngineOptions {
 };
 
 enum class PauseMode { kAbort, kRetract, kInPlace };
+enum class Hold { kNone, kWait, kRefuse };
 
 struct Stats {
   bool paused = false;
+  Hold hold = Hold::kNone;
   std::uint32_t running = 0;
   std::uint32_t waiting = 0;
   std::uint32_t gated = 0;
@@ -110,9 +115,14 @@ class Engine {
   struct ExclusiveOptions {
     bool flush = false;
     std::optional<std::string> label;
+    std::optional<Hold> hold;  // if it succeeded, in the same instant
   };
   virtual void Exclusive(ExclusiveOptions options, std::function<base::Status()> work,
                          Done done) = 0;
+
+  // Holds or releases the engine between two steps. kRefuse ends what was submitted with status 503
+  // and `reason`, and Submit refuses with it from then on.
+  virtual void SetHold(Hold hold, std::string reason, Done done) = 0;
 
   // Runs `work` between two steps, whatever state the engine is in: for reading the weights. False,
   // and it is not run, after the start of Stop().

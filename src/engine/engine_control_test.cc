@@ -171,6 +171,41 @@ TEST_F(EngineControlTest, PauseLetsAWaitingExclusiveCommandRun) {
   EXPECT_EQ(client.Wait().finish->message, "enough");
 }
 
+TEST_F(EngineControlTest, HeldEngineComputesNothingAndGatesWhatComesUntilItIsReleased) {
+  Start();
+  ASSERT_OK(SetWeights(0, 0, {.hold = Hold::kWait}));
+  Client client;
+  ASSERT_OK(engine_->Submit(MakeRequest("a", {7, 8}, 3), client.sink()));
+  // An exclusive command does not wait for what is gated, nor does a pause change anything.
+  ASSERT_OK(SetWeights(5, 6, {.label = "next"}));
+  ASSERT_OK(Pause(PauseMode::kRetract));
+  ASSERT_OK(Continue());
+  EXPECT_EQ(engine_->stats().hold, Hold::kWait);
+  EXPECT_EQ(engine_->stats().gated, 1U);
+  EXPECT_EQ(model_.steps, 0U);
+  ASSERT_OK(SetHold(Hold::kNone, ""));
+  EXPECT_EQ(client.Wait().tokens, FakeModel::Continue({7, 8}, 3, {5, 6}));
+}
+
+TEST_F(EngineControlTest, RefusingHoldEndsWhatRunsAndSaysWhyToWhatComes) {
+  Start();
+  ASSERT_OK(SetHold(Hold::kWait, ""));
+  Client gated;
+  ASSERT_OK(engine_->Submit(MakeRequest("a", {7, 8}, 3), gated.sink()));
+  ASSERT_OK(SetHold(Hold::kRefuse, "incomplete update"));
+  const Event event = gated.Wait();
+  EXPECT_EQ(event.finish->kind, Finish::Kind::kAbort);
+  EXPECT_EQ(event.finish->message, "incomplete update");
+  EXPECT_EQ(event.finish->http_status, 503);
+  Client refused;
+  EXPECT_ERROR(engine_->Submit(MakeRequest("b", {7, 8}, 3), refused.sink()),
+               base::Code::kUnavailable, "incomplete update");
+  ASSERT_OK(SetHold(Hold::kNone, ""));
+  Client client;
+  ASSERT_OK(engine_->Submit(MakeRequest("c", {7, 8}, 3), client.sink()));
+  EXPECT_EQ(client.Wait().tokens, FakeModel::Continue({7, 8}, 3));
+}
+
 TEST_F(EngineControlTest, FailedWorkLeavesTheLabel) {
   Start();
   const auto status = Wait([&](Engine::Done done) {

@@ -93,6 +93,10 @@ class EngineTest : public testing::Test {
   base::Status Continue() {
     return Wait([&](Engine::Done done) { engine_->Continue(std::move(done)); });
   }
+  base::Status SetHold(Hold hold, std::string reason) {
+    return Wait(
+        [&](Engine::Done done) { engine_->SetHold(hold, std::move(reason), std::move(done)); });
+  }
   base::Status Flush(int wait_ms = 0) {
     return Wait([&](Engine::Done done) {
       engine_->Flush(std::chrono::milliseconds(wait_ms), std::move(done));

@@ -117,6 +117,10 @@ void FakeEngine::Exclusive(ExclusiveOptions, std::function<Status()> work, Done 
   thread_.Post([work, done] { done(work()); });
 }
 
+void FakeEngine::SetHold(engine::Hold, std::string, Done done) {
+  thread_.Post([this, done = std::move(done)] { done(control_status); });
+}
+
 void FakeEngine::SetVersion(std::string label, Done done) {
   Note("version " + label);
   thread_.Post([this, label, done] {

@@ -36,6 +36,7 @@ class FakeEngine : public engine::Engine {
     thread_.Post(std::move(work));
     return true;
   }
+  void SetHold(engine::Hold hold, std::string reason, Done done) override;
   void SetVersion(std::string label, Done done) override;
   engine::Stats stats() const override;
   std::uint32_t max_context() const override { return 64; }
