@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
 #include "layout/known_names.h"
 #include "layout/pieces.h"
 #include "layout/tensor_names.h"
@@ -11,6 +15,7 @@ namespace {
 
 using base::Code;
 using base::Fail;
+using base::Result;
 using base::Status;
 
 constexpr std::size_t kNamesShown = 5;
@@ -23,56 +28,198 @@ std::string WaitingText(const Plan& plan, std::size_t tensor) {
   return fmt::format("{} (a part of {})", name, plan.parameters()[pieces.front().parameter].name);
 }
 
+// kInvalidArgument where the bytes are not those of dtype and shape.
+Status CheckBytes(const Arrival& arrival) {
+  SYNCLINE_ASSIGN(const std::uint64_t expected, tensor::ByteCount(arrival.dtype, arrival.shape));
+  if (arrival.bytes.size() == expected) return {};
+  return Fail(Code::kInvalidArgument, fmt::format("tensor {} came with {} bytes, expected {}",
+                                                  arrival.name, arrival.bytes.size(), expected));
+}
+
+bool IsTensor(const Claim& claim) {
+  return claim.kind == Claim::Kind::kTensor || claim.kind == Claim::Kind::kTwin;
+}
+
 }  // namespace
 
-Intake::Intake(const Plan& plan, std::span<const base::MutableByteSpan> parameters, Unknown unknown)
-    : plan_(plan), parameters_(parameters), unknown_(unknown), names_(plan.tensors().size()) {}
+Intake::Intake(const Plan& plan, std::span<const base::MutableByteSpan> parameters,
+               const Forms* forms)
+    : plan_(plan),
+      parameters_(parameters),
+      forms_(forms),
+      names_(plan.tensors().size()),
+      tensors_of_(plan.parameters().size()) {
+  for (std::size_t i = 0; i < plan.tensors().size(); ++i) {
+    for (const Piece& piece : plan.PiecesOf(i)) {
+      std::vector<std::size_t>& tensors = tensors_of_[piece.parameter];
+      if (tensors.empty() || tensors.back() != i) tensors.push_back(i);
+    }
+  }
+}
 
-Status Intake::Add(std::string_view name, tensor::Dtype dtype, tensor::Shape shape,
-                   base::ByteSpan bytes) {
-  const std::string plain = WithoutWrappers(name);
-  if (plan_.IsSkipped(plain)) {
-    ++report_.received;
-    ++report_.skipped;
-    return {};
+Result<Claim> Intake::FindOne(const Arrival& arrival) const {
+  const std::string plain = WithoutWrappers(arrival.name);
+  if (plan_.IsSkipped(plain)) return Claim{.kind = Claim::Kind::kSkipped};
+  Claim claim{.kind = Claim::Kind::kTensor, .index = plan_.FindTensor(plain)};
+  if (claim.index == Plan::npos) {
+    claim = {.kind = Claim::Kind::kTwin, .index = plan_.FindAlias(plain)};
   }
-  const base::Result<std::size_t> match = plan_.Match(plain, dtype, shape);
+  if (claim.index == Plan::npos) return Claim{};
+  SYNCLINE_TRY(CheckBytes(arrival));
+  const Result<std::size_t> match = plan_.Match(plain, arrival.dtype, arrival.shape);
   if (!match) {
-    if (match.error().code != Code::kNotFound || unknown_ == Unknown::kRefuse) {
-      return std::unexpected(match.error());
+    claim.other_form =
+        forms_ != nullptr && forms_->Accepts(claim.index, arrival.dtype, arrival.shape);
+    if (!claim.other_form) return std::unexpected(match.error());
+  }
+  const std::string& came = names_[claim.index];
+  if (!came.empty() && came != arrival.name) {
+    const bool came_as_twin = WithoutWrappers(came) != plan_.tensors()[claim.index].name;
+    if (came_as_twin == (claim.kind == Claim::Kind::kTwin)) {
+      return Fail(Code::kAlreadyExists,
+                  fmt::format("{} and {} are both tensor {}", came, arrival.name,
+                              plan_.tensors()[claim.index].name));
     }
-    ++report_.received;
-    ++report_.unknown;
-    if (report_.unknowns.size() < kNamesShown) report_.unknowns.push_back(ClippedName(name));
+  }
+  return claim;
+}
+
+Result<std::vector<Claim>> Intake::Find(std::span<const Arrival> message) const {
+  std::vector<Claim> claims;
+  std::unordered_map<std::size_t, std::string_view> tensors;
+  std::unordered_map<std::size_t, std::string_view> twins;
+  for (const Arrival& arrival : message) {
+    SYNCLINE_ASSIGN(const Claim claim, FindOne(arrival));
+    claims.push_back(claim);
+    if (!IsTensor(claim)) continue;
+    auto& seen = claim.kind == Claim::Kind::kTwin ? twins : tensors;
+    const auto [first, is_new] = seen.emplace(claim.index, arrival.name);
+    if (!is_new) {
+      return Fail(Code::kAlreadyExists,
+                  fmt::format("{} and {} are both tensor {}", first->second, arrival.name,
+                              plan_.tensors()[claim.index].name));
+    }
+  }
+  return claims;
+}
+
+Result<std::vector<Claim>> Intake::FindParameters(std::span<const Arrival> message) const {
+  std::vector<Claim> claims;
+  std::unordered_map<std::size_t, std::string_view> seen;
+  for (const Arrival& arrival : message) {
+    const std::size_t parameter = plan_.FindParameter(arrival.name);
+    if (parameter == Plan::npos || plan_.IsDerived(parameter)) {
+      return Fail(Code::kNotFound,
+                  fmt::format("the engine has no parameter {} to load", ClippedName(arrival.name)));
+    }
+    SYNCLINE_TRY(CheckBytes(arrival));
+    const TensorSpec& spec = plan_.parameters()[parameter];
+    if (arrival.dtype != spec.dtype || !std::ranges::equal(arrival.shape, spec.shape)) {
+      return Fail(Code::kInvalidArgument,
+                  fmt::format("parameter {} came as {} {}, expected {} {}", spec.name,
+                              tensor::Name(arrival.dtype), tensor::ShapeText(arrival.shape),
+                              tensor::Name(spec.dtype), tensor::ShapeText(spec.shape)));
+    }
+    if (!seen.emplace(parameter, arrival.name).second) {
+      return Fail(Code::kAlreadyExists, fmt::format("parameter {} came twice", spec.name));
+    }
+    claims.push_back({.kind = Claim::Kind::kParameter, .index = parameter});
+  }
+  return claims;
+}
+
+base::Error Intake::WhyUnknown(const Arrival& arrival) const {
+  const auto match = plan_.Match(WithoutWrappers(arrival.name), arrival.dtype, arrival.shape);
+  if (!match) return match.error();
+  return {Code::kInternal, fmt::format("tensor {} is known", arrival.name)};
+}
+
+std::vector<std::size_t> Intake::Targets(std::span<const Claim> claims) const {
+  std::vector<std::size_t> parameters;
+  for (const Claim& claim : claims) {
+    if (claim.kind == Claim::Kind::kParameter) parameters.push_back(claim.index);
+    if (!IsTensor(claim)) continue;
+    for (const Piece& piece : plan_.PiecesOf(claim.index)) parameters.push_back(piece.parameter);
+  }
+  std::ranges::sort(parameters);
+  const auto rest = std::ranges::unique(parameters);
+  parameters.erase(rest.begin(), rest.end());
+  return parameters;
+}
+
+Status Intake::WriteOne(const Arrival& arrival, const Claim& claim) const {
+  if (claim.kind == Claim::Kind::kParameter) {
+    if (!arrival.bytes.empty()) {
+      std::memcpy(parameters_[claim.index].data(), arrival.bytes.data(), arrival.bytes.size());
+    }
     return {};
   }
-  const TensorSpec& spec = plan_.tensors()[*match];
-  if (bytes.size() != spec.bytes()) {
-    return Fail(Code::kInvalidArgument, fmt::format("tensor {} came with {} bytes, expected {}",
-                                                    name, bytes.size(), spec.bytes()));
+  if (!claim.other_form) {
+    plan_.Scatter(claim.index, arrival.bytes, parameters_);
+    return {};
   }
-  std::string& came = names_[*match];
-  const bool is_twin = plain != spec.name;
-  if (!came.empty() && came != name) {
-    const bool came_as_twin = WithoutWrappers(came) != spec.name;
-    if (is_twin == came_as_twin) {
-      return Fail(Code::kAlreadyExists,
-                  fmt::format("{} and {} are both tensor {}", came, name, spec.name));
-    }
-    if (!HoldsBytes(plan_, *match, bytes, {parameters_.begin(), parameters_.end()})) {
-      return Fail(Code::kChecksumMismatch,
-                  fmt::format("{}: the model's configuration ties it to {}, but their bytes differ",
-                              name, came));
-    }
-  } else {
-    plan_.Scatter(*match, bytes, parameters_);
+  SYNCLINE_ASSIGN(const std::vector<std::byte> bytes,
+                  forms_->Convert(claim.index, arrival.dtype, arrival.shape, arrival.bytes));
+  plan_.Scatter(claim.index, bytes, parameters_);
+  return {};
+}
+
+Status Intake::CompareTwin(const Arrival& arrival, const Claim& claim) const {
+  std::vector<std::byte> converted;
+  base::ByteSpan bytes = arrival.bytes;
+  if (claim.other_form) {
+    SYNCLINE_ASSIGN(converted,
+                    forms_->Convert(claim.index, arrival.dtype, arrival.shape, arrival.bytes));
+    bytes = converted;
   }
+  if (HoldsBytes(plan_, claim.index, bytes, {parameters_.begin(), parameters_.end()})) return {};
+  return Fail(Code::kChecksumMismatch,
+              fmt::format("{}: the model's configuration ties it to {}, but their bytes differ",
+                          arrival.name, names_[claim.index]));
+}
+
+void Intake::Note(const Arrival& arrival, const Claim& claim) {
   ++report_.received;
-  if (came.empty()) {
-    ++report_.written;
-    report_.bytes += bytes.size();
-    came = name;
+  if (claim.other_form) ++report_.converted;
+  if (claim.kind == Claim::Kind::kSkipped) ++report_.skipped;
+  if (claim.kind == Claim::Kind::kUnknown) {
+    ++report_.unknown;
+    if (report_.unknowns.size() < kNamesShown) {
+      report_.unknowns.push_back(ClippedName(arrival.name));
+    }
   }
+  const auto came = [&](std::size_t tensor) {
+    if (!names_[tensor].empty()) return;
+    ++report_.written;
+    report_.bytes += plan_.tensors()[tensor].bytes();
+    names_[tensor] = arrival.name;
+  };
+  if (IsTensor(claim)) came(claim.index);
+  if (claim.kind == Claim::Kind::kParameter) {
+    for (const std::size_t tensor : tensors_of_[claim.index]) came(tensor);
+  }
+}
+
+// A tensor that has come under its other name is compared with that, the others are written.
+Status Intake::Write(std::span<const Arrival> message, std::span<const Claim> claims,
+                     base::ThreadPool& pool) {
+  std::vector<std::size_t> writes;
+  std::vector<std::size_t> twins;
+  for (std::size_t i = 0; i < message.size(); ++i) {
+    const Claim& claim = claims[i];
+    const bool other_name =
+        IsTensor(claim) && Came(claim.index) && names_[claim.index] != message[i].name;
+    if (other_name) {
+      twins.push_back(i);
+    } else if (IsTensor(claim) || claim.kind == Claim::Kind::kParameter) {
+      writes.push_back(i);
+    }
+    Note(message[i], claim);
+  }
+  SYNCLINE_TRY(pool.ParallelFor(writes.size(), [&](std::size_t i) {
+    return WriteOne(message[writes[i]], claims[writes[i]]);
+  }));
+  for (const std::size_t i : twins) SYNCLINE_TRY(CompareTwin(message[i], claims[i]));
   return {};
 }
 

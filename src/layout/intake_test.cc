@@ -22,6 +22,18 @@ using tensor::Dtype;
 
 using Memory = std::vector<std::vector<std::byte>>;
 
+// A message of one tensor. kNotFound for one that nothing claims.
+Status AddOne(Intake& intake, std::string_view name, Dtype dtype, tensor::Shape shape,
+              base::ByteSpan bytes) {
+  base::ThreadPool pool(1);
+  const Arrival arrival{name, dtype, shape, bytes};
+  SYNCLINE_ASSIGN(const std::vector<Claim> claims, intake.Find({&arrival, 1}));
+  if (claims[0].kind == Claim::Kind::kUnknown) {
+    return std::unexpected(intake.WhyUnknown(arrival));
+  }
+  return intake.Write({&arrival, 1}, claims, pool);
+}
+
 // BR-21: however an update is cut and ordered, it ends at the bytes of a cold load, which does not
 // go through Intake.
 RC_GTEST_PROP(BR21, DivisionAndOrderDoNotMatter, ()) {
@@ -41,7 +53,7 @@ RC_GTEST_PROP(BR21, DivisionAndOrderDoNotMatter, ()) {
   for (const std::size_t derived : {plan.FindParameter("absorbed")}) {
     std::ranges::fill(memory[derived], std::byte{0});
   }
-  Intake intake(plan, spans, Intake::Unknown::kRefuse);
+  Intake intake(plan, spans);
   for (std::size_t done = 0; done < order.size(); ++done) {
     // All but the last have come: the one that is missing is named.
     if (done + 1 == order.size()) {
@@ -52,7 +64,8 @@ RC_GTEST_PROP(BR21, DivisionAndOrderDoNotMatter, ()) {
                 std::string::npos);
     }
     const TensorSpec& spec = plan.tensors()[order[done]];
-    const Status added = intake.Add(spec.name, spec.dtype, spec.shape, model.weights[order[done]]);
+    const Status added =
+        AddOne(intake, spec.name, spec.dtype, spec.shape, model.weights[order[done]]);
     if (!added) RC_FAIL(added.error().message);
   }
   RC_ASSERT(intake.Finish().has_value());
@@ -77,9 +90,8 @@ class IntakeTest : public testing::Test {
              std::uint8_t value, Dtype dtype = Dtype::kU8) {
     std::uint64_t size = 1;
     for (const std::uint64_t extent : shape) size *= extent;
-    return intake.Add(name, dtype, shape, std::vector<std::byte>(size, std::byte{value}));
+    return AddOne(intake, name, dtype, shape, std::vector<std::byte>(size, std::byte{value}));
   }
-  Intake Refusing() { return {plan_, spans_, Intake::Unknown::kRefuse}; }
 
   Plan plan_;
   Memory memory_;
@@ -88,14 +100,14 @@ class IntakeTest : public testing::Test {
 
 // BR-22: a name that nothing claims and a tensor that never came are errors that name them.
 TEST_F(IntakeTest, BR22NothingIsSilent) {
-  Intake intake = Refusing();
+  Intake intake(plan_, spans_);
   EXPECT_OK(Add(intake, "q", {2, 2}, 1));
   EXPECT_ERROR(Add(intake, "model.q", {2, 2}, 2), Code::kNotFound, "no tensor model.q");
   EXPECT_ERROR(Add(intake, "qk", {3, 2}, 2), Code::kNotFound, "send q and k");
   EXPECT_ERROR(Add(intake, "k", {2, 2}, 2), Code::kInvalidArgument,
                "shape [2, 2], expected [1, 2]");
   EXPECT_ERROR(Add(intake, "k", {1, 2}, 2, Dtype::kI8), Code::kInvalidArgument, "dtype I8");
-  EXPECT_ERROR(intake.Add("k", Dtype::kU8, std::vector<std::uint64_t>{1, 2}, {}),
+  EXPECT_ERROR(AddOne(intake, "k", Dtype::kU8, std::vector<std::uint64_t>{1, 2}, {}),
                Code::kInvalidArgument, "came with 0 bytes, expected 2");
   EXPECT_ERROR(intake.Finish(), Code::kNotFound,
                "2 of 3 tensors have not come: k (a part of qk), embed");
@@ -107,11 +119,21 @@ TEST_F(IntakeTest, BR22NothingIsSilent) {
 }
 
 TEST_F(IntakeTest, BR22UnknownNamesAreCountedWhereTheCallerAsks) {
-  Intake intake(plan_, spans_, Intake::Unknown::kCount);
-  EXPECT_OK(Add(intake, "visual.patch", {2}, 1));
-  EXPECT_OK(Add(intake, "layers.0.inv_freq", {2}, 1));
-  EXPECT_OK(Add(intake, "q", {2, 2}, 1));
-  EXPECT_ERROR(Add(intake, "k", {3, 2}, 1), Code::kInvalidArgument, "shape");
+  const std::vector<std::byte> bytes(8, std::byte{1});
+  const base::ByteSpan all = bytes;
+  const std::vector<std::uint64_t> two = {2};
+  const std::vector<std::uint64_t> square = {2, 2};
+  const std::vector<Arrival> message = {{"visual.patch", Dtype::kU8, two, all.first(2)},
+                                        {"layers.0.inv_freq", Dtype::kU8, two, all.first(2)},
+                                        {"q", Dtype::kU8, square, all.first(4)}};
+  Intake intake(plan_, spans_);
+  ASSERT_OK_AND_ASSIGN(const std::vector<Claim> claims, intake.Find(message));
+  EXPECT_EQ(claims[0].kind, Claim::Kind::kUnknown);
+  EXPECT_EQ(claims[1].kind, Claim::Kind::kSkipped);
+  EXPECT_EQ(claims[2].kind, Claim::Kind::kTensor);
+  EXPECT_THAT(intake.Targets(claims), testing::ElementsAre(0));
+  base::ThreadPool pool(1);
+  EXPECT_OK(intake.Write(message, claims, pool));
   const IntakeReport& report = intake.report();
   EXPECT_EQ(report.received, 3U);
   EXPECT_EQ(report.written, 1U);
@@ -121,13 +143,82 @@ TEST_F(IntakeTest, BR22UnknownNamesAreCountedWhereTheCallerAsks) {
   EXPECT_THAT(report.unknowns, testing::ElementsAre("visual.patch"));
 }
 
+// One wrong tensor is enough for a message to be refused before anything of it is written.
+TEST_F(IntakeTest, AMessageIsCheckedAsAWhole) {
+  const std::vector<std::byte> bytes(4, std::byte{1});
+  const base::ByteSpan all = bytes;
+  const std::vector<std::uint64_t> two = {2};
+  const std::vector<std::uint64_t> square = {2, 2};
+  const Intake intake(plan_, spans_);
+  EXPECT_ERROR(intake.Find(std::vector<Arrival>{{"q", Dtype::kU8, square, all.first(4)},
+                                                {"k", Dtype::kU8, two, all.first(2)}}),
+               Code::kInvalidArgument, "shape [2], expected [1, 2]");
+  EXPECT_ERROR(intake.Find(std::vector<Arrival>{{"q", Dtype::kU8, square, all.first(4)},
+                                                {"module.q", Dtype::kU8, square, all.first(4)}}),
+               Code::kAlreadyExists, "q and module.q are both tensor q");
+}
+
+TEST_F(IntakeTest, ParametersCanBeSentUnderTheEnginesNames) {
+  const std::vector<std::byte> bytes(6, std::byte{7});
+  const std::vector<std::uint64_t> shape = {3, 2};
+  const std::vector<Arrival> message = {{"qk", Dtype::kU8, shape, bytes}};
+  Intake intake(plan_, spans_);
+  ASSERT_OK_AND_ASSIGN(const std::vector<Claim> claims, intake.FindParameters(message));
+  EXPECT_THAT(intake.Targets(claims), testing::ElementsAre(0));
+  base::ThreadPool pool(1);
+  EXPECT_OK(intake.Write(message, claims, pool));
+  EXPECT_EQ(memory_[0], bytes);
+  EXPECT_TRUE(intake.Came(0));
+  EXPECT_TRUE(intake.Came(1));
+  EXPECT_FALSE(intake.Came(2));
+  EXPECT_ERROR(intake.FindParameters(std::vector<Arrival>{{"q", Dtype::kU8, shape, bytes}}),
+               Code::kNotFound, "no parameter q");
+  const std::vector<std::uint64_t> wrong = {2, 3};
+  EXPECT_ERROR(intake.FindParameters(std::vector<Arrival>{{"qk", Dtype::kU8, wrong, bytes}}),
+               Code::kInvalidArgument, "came as U8 [2, 3], expected U8 [3, 2]");
+}
+
+// Sixteen-bit numbers where the plan wants bytes.
+class HalvedForms : public Forms {
+ public:
+  bool Accepts(std::size_t, Dtype dtype, tensor::Shape) const override {
+    return dtype == Dtype::kU16;
+  }
+  base::Result<std::vector<std::byte>> Convert(std::size_t tensor, Dtype, tensor::Shape,
+                                               base::ByteSpan bytes) const override {
+    std::vector<std::byte> low;
+    for (std::size_t i = 0; i < bytes.size(); i += 2) {
+      if (bytes[i + 1] != std::byte{0}) {
+        return base::Fail(Code::kInvalidArgument, "tensor " + std::to_string(tensor) + ": large");
+      }
+      low.push_back(bytes[i]);
+    }
+    return low;
+  }
+};
+
+TEST_F(IntakeTest, OtherFormsAreConverted) {
+  const HalvedForms forms;
+  Intake intake(plan_, spans_, &forms);
+  const std::vector<std::byte> numbers = {std::byte{3}, std::byte{0}, std::byte{4}, std::byte{0}};
+  const std::vector<std::uint64_t> shape = {1, 2};
+  EXPECT_OK(AddOne(intake, "k", Dtype::kU16, shape, numbers));
+  EXPECT_EQ(memory_[0][4], std::byte{3});
+  EXPECT_EQ(memory_[0][5], std::byte{4});
+  EXPECT_EQ(intake.report().converted, 1U);
+  EXPECT_ERROR(AddOne(intake, "k", Dtype::kU16, shape, std::vector<std::byte>(4, std::byte{1})),
+               Code::kInvalidArgument, "large");
+  EXPECT_ERROR(AddOne(intake, "k", Dtype::kI8, shape, std::vector<std::byte>(2)),
+               Code::kInvalidArgument, "dtype I8");
+}
+
 TEST_F(IntakeTest, BR22WrappersAreTakenOffEachName) {
   EXPECT_EQ(WithoutWrappers("module.model.layers.0._fsdp_wrapped_module.mlp.weight"),
             "model.layers.0.mlp.weight");
   EXPECT_EQ(WithoutWrappers("_orig_mod.module.a"), "a");
   EXPECT_EQ(WithoutWrappers("submodule.a.module"), "submodule.a.module");
   EXPECT_EQ(WithoutWrappers(""), "");
-  Intake intake = Refusing();
+  Intake intake(plan_, spans_);
   EXPECT_OK(Add(intake, "module.q", {2, 2}, 1));
   EXPECT_OK(Add(intake, "k", {1, 2}, 2));
   EXPECT_OK(Add(intake, "_orig_mod.embed", {3}, 3));
@@ -141,7 +232,7 @@ TEST_F(IntakeTest, BR22WrappersAreTakenOffEachName) {
 }
 
 TEST_F(IntakeTest, TiedTensorsMustBeEqual) {
-  Intake intake = Refusing();
+  Intake intake(plan_, spans_);
   EXPECT_OK(Add(intake, "head", {3}, 4));
   EXPECT_EQ(memory_[1][0], std::byte{4});
   EXPECT_OK(Add(intake, "embed", {3}, 4));
