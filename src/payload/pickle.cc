@@ -2,17 +2,15 @@
 //   1. Opcodes are read one after the other; each checks the bytes it takes before it uses them.
 //   2. Values are made in one deque and never freed before all of it; the stack, the memo and the
 //      containers hold pointers. So nesting costs no recursion, neither here nor when it is freed.
-//   3. A mark is the height of the stack at that time. No opcode takes values below the last mark
-//      except the one that takes the mark.
-//   4. STOP ends it: exactly one value is left, no mark, and no byte behind.
+//   3. STOP ends it: exactly one value is left, no mark, and no byte behind.
 #include "payload/pickle.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <bit>
-#include <optional>
+
+#include "payload/pickle_stack.h"
 
 namespace syncline::payload {
 namespace {
@@ -22,16 +20,8 @@ using base::Fail;
 using base::Result;
 using base::Status;
 
-// Of one message: memory stays below some 400 MB even for the largest one. A tensor takes about 15
-// values. Picklers write lists and dicts in parts of 1000, so stacks are short.
-constexpr std::size_t kMaxValues = std::size_t{4} << 20;
-constexpr std::size_t kMaxStack = std::size_t{1} << 16;
-constexpr std::size_t kMaxMarks = 64;
-// Every value takes two bytes of the message, except very few.
-constexpr std::size_t kFreeValues = 64;
 constexpr std::size_t kMaxFields = 64;
 constexpr std::size_t kMaxLine = 256;  // of a module or name in the opcode GLOBAL
-
 constexpr std::uint8_t kProtocol = 0x80;
 
 // Functions, and classes whose constructor gives data.
@@ -61,41 +51,35 @@ bool IsBuilt(Symbol symbol) {
 
 class PickleReader {
  public:
-  explicit PickleReader(base::ByteSpan message)
-      : message_(message), max_values_(std::min(kMaxValues, kFreeValues + message.size() / 2)) {
-    none_ = &values_.emplace_back();
-    true_ = &values_.emplace_back(true);
-    false_ = &values_.emplace_back(false);
-    empty_tuple_ = &values_.emplace_back(Tuple{});
-  }
+  explicit PickleReader(base::ByteSpan message) : message_(message), stack_(message.size()) {}
 
   Result<Pickle> Read() {
     if (message_.size() < 2 || message_[0] != std::byte{kProtocol}) {
       return Refuse("not a pickle of protocol 2 or later");
     }
-    while (!done_) {
-      start_ = at_;
+    std::size_t start = 0;
+    const auto step = [&]() -> Status {
+      start = at_;
       SYNCLINE_ASSIGN(const std::uint8_t opcode, Number<std::uint8_t>());
-      SYNCLINE_TRY(Step(opcode));
-    }
-    start_ = at_;
-    if (stack_.size() != 1 || !marks_.empty()) {
-      return Refuse(
-          fmt::format("{} values and {} marks are left at the end", stack_.size(), marks_.size()));
+      return Step(opcode);
+    };
+    while (!done_) {
+      Status stepped = step();
+      if (stepped) continue;
+      return Annotate(std::move(stepped).error(), fmt::format("pickle, byte {}", start));
     }
     if (at_ != message_.size()) {
-      return Refuse(fmt::format("{} bytes behind the end", message_.size() - at_));
+      return Refuse(fmt::format("pickle: {} bytes behind its end", message_.size() - at_));
     }
     Pickle pickle;
-    pickle.root_ = stack_[0];
-    pickle.values_ = std::move(values_);
+    SYNCLINE_ASSIGN(pickle.root_, stack_.Last());
+    pickle.values_ = std::move(stack_).TakeValues();
     return pickle;
   }
 
  private:
-  std::unexpected<base::Error> Refuse(const std::string& what,
-                                      Code code = Code::kInvalidArgument) const {
-    return Fail(code, fmt::format("pickle, byte {}: {}", start_, what));
+  static std::unexpected<base::Error> Refuse(std::string what) {
+    return Fail(Code::kInvalidArgument, std::move(what));
   }
 
   using Handler = Status (PickleReader::*)();
@@ -196,72 +180,25 @@ class PickleReader {
         fmt::format("a frame of {} bytes is announced, {} are left", size, message_.size() - at_));
   }
 
-  // The stack.
-
-  Status Push(Value* value) {
-    if (stack_.size() >= kMaxStack) {
-      return Refuse(fmt::format("nested deeper than {} values", kMaxStack), Code::kLimitExceeded);
-    }
-    stack_.push_back(value);
-    return {};
-  }
-
-  template <typename T>
-  Status Make(T content) {
-    if (values_.size() >= max_values_) {
-      return Refuse(fmt::format("more than {} values", max_values_), Code::kLimitExceeded);
-    }
-    return Push(&values_.emplace_back(std::move(content)));
-  }
+  // Values.
 
   Status Stop() {
     done_ = true;
     return {};
   }
 
-  Status Mark() {
-    if (marks_.size() >= kMaxMarks) {
-      return Refuse(fmt::format("nested deeper than {} levels", kMaxMarks), Code::kLimitExceeded);
-    }
-    marks_.push_back(stack_.size());
-    return {};
-  }
-
-  std::size_t Above() const { return stack_.size() - (marks_.empty() ? 0 : marks_.back()); }
-
-  Result<std::vector<Ref>> Take(std::size_t count) {
-    if (Above() < count) {
-      return Refuse(fmt::format("{} values are needed, {} are there", count, Above()));
-    }
-    const auto first = stack_.end() - static_cast<std::ptrdiff_t>(count);
-    std::vector<Ref> taken(first, stack_.end());
-    stack_.erase(first, stack_.end());
-    return taken;
-  }
-
-  Result<std::vector<Ref>> TakeMarked() {
-    if (marks_.empty()) return Refuse("no mark is there");
-    Result<std::vector<Ref>> taken = Take(Above());
-    marks_.pop_back();
-    return taken;
-  }
-
-  // Null if there is none.
-  Value* Top() const { return Above() == 0 ? nullptr : stack_.back(); }
-
-  // Values.
-
-  Status None() { return Push(none_); }
-  Status NewTrue() { return Push(true_); }
-  Status NewFalse() { return Push(false_); }
-  Status EmptyTuple() { return Push(empty_tuple_); }
-  Status EmptyList() { return Make(List{}); }
-  Status EmptyDict() { return Make(Dict{}); }
+  Status Mark() { return stack_.Mark(); }
+  Status None() { return stack_.PushNone(); }
+  Status NewTrue() { return stack_.PushBool(true); }
+  Status NewFalse() { return stack_.PushBool(false); }
+  Status EmptyTuple() { return stack_.PushEmptyTuple(); }
+  Status EmptyList() { return stack_.Make(List{}); }
+  Status EmptyDict() { return stack_.Make(Dict{}); }
 
   template <typename T>
   Status Integer() {
     SYNCLINE_ASSIGN(const T number, Number<T>());
-    return Make(std::int64_t{number});
+    return stack_.Make(std::int64_t{number});
   }
 
   Status Long() {
@@ -274,54 +211,54 @@ class PickleReader {
       const auto byte = i < size ? std::to_integer<std::uint64_t>(bytes[i]) : negative ? 0xffU : 0U;
       number |= byte << (8 * i);
     }
-    return Make(static_cast<std::int64_t>(number));
+    return stack_.Make(static_cast<std::int64_t>(number));
   }
 
   Status Float() {
     SYNCLINE_ASSIGN(const std::uint64_t bits, Number<std::uint64_t>());
-    return Make(std::bit_cast<double>(__builtin_bswap64(bits)));
+    return stack_.Make(std::bit_cast<double>(__builtin_bswap64(bits)));
   }
 
   template <typename Length>
   Status Unicode() {
     SYNCLINE_ASSIGN(const Length length, Number<Length>());
     SYNCLINE_ASSIGN(const base::ByteSpan bytes, Next(length));
-    return Make(String{base::AsText(bytes)});
+    return stack_.Make(String{base::AsText(bytes)});
   }
 
   template <typename Length>
   Status Bytes() {
     SYNCLINE_ASSIGN(const Length length, Number<Length>());
     SYNCLINE_ASSIGN(const base::ByteSpan bytes, Next(length));
-    return Make(bytes);
+    return stack_.Make(bytes);
   }
 
   template <std::size_t kCount>
   Status ShortTuple() {
-    SYNCLINE_ASSIGN(std::vector<Ref> items, Take(kCount));
-    return Make(Tuple{std::move(items)});
+    SYNCLINE_ASSIGN(std::vector<Ref> items, stack_.Take(kCount));
+    return stack_.Make(Tuple{std::move(items)});
   }
 
   Status MarkedTuple() {
-    SYNCLINE_ASSIGN(std::vector<Ref> items, TakeMarked());
-    return Make(Tuple{std::move(items)});
+    SYNCLINE_ASSIGN(std::vector<Ref> items, stack_.TakeMarked());
+    return stack_.Make(Tuple{std::move(items)});
   }
 
-  Status Append() { return AppendAll(Take(1)); }
-  Status Appends() { return AppendAll(TakeMarked()); }
+  Status Append() { return AppendAll(stack_.Take(1)); }
+  Status Appends() { return AppendAll(stack_.TakeMarked()); }
   Status AppendAll(Result<std::vector<Ref>> items) {
     if (!items) return std::unexpected(std::move(items).error());
-    List* list = Top() == nullptr ? nullptr : std::get_if<List>(&Top()->is);
+    List* list = stack_.Top() == nullptr ? nullptr : std::get_if<List>(&stack_.Top()->is);
     if (list == nullptr) return Refuse("no list to append to");
     list->items.insert(list->items.end(), items->begin(), items->end());
     return {};
   }
 
-  Status SetItem() { return SetAll(Take(2)); }
-  Status SetItems() { return SetAll(TakeMarked()); }
+  Status SetItem() { return SetAll(stack_.Take(2)); }
+  Status SetItems() { return SetAll(stack_.TakeMarked()); }
   Status SetAll(Result<std::vector<Ref>> items) {
     if (!items) return std::unexpected(std::move(items).error());
-    Dict* dict = Top() == nullptr ? nullptr : std::get_if<Dict>(&Top()->is);
+    Dict* dict = stack_.Top() == nullptr ? nullptr : std::get_if<Dict>(&stack_.Top()->is);
     if (dict == nullptr) return Refuse("no dict to set items of");
     if (items->size() % 2 != 0) return Refuse("a key without a value");
     for (std::size_t i = 0; i < items->size(); i += 2) {
@@ -330,44 +267,28 @@ class PickleReader {
     return {};
   }
 
-  // The memo. Picklers number it without gaps.
+  // The memo.
 
-  Status Memoize() { return Remember(memo_.size()); }
-
-  Status Remember(std::size_t index) {
-    if (Top() == nullptr) return Refuse("no value to remember");
-    if (index > memo_.size()) {
-      return Refuse(fmt::format("memo {}, expected at most {}", index, memo_.size()));
-    }
-    if (index >= max_values_) {
-      return Refuse(fmt::format("more than {} memos", max_values_), Code::kLimitExceeded);
-    }
-    if (index == memo_.size()) memo_.push_back(nullptr);
-    memo_[index] = Top();
-    return {};
-  }
+  Status Memoize() { return stack_.Remember(stack_.remembered()); }
 
   template <typename Index>
   Status Put() {
     SYNCLINE_ASSIGN(const Index index, Number<Index>());
-    return Remember(index);
+    return stack_.Remember(index);
   }
 
   template <typename Index>
   Status Get() {
     SYNCLINE_ASSIGN(const Index index, Number<Index>());
-    if (index >= memo_.size()) {
-      return Refuse(fmt::format("memo {} is not set, {} are", index, memo_.size()));
-    }
-    return Push(memo_[index]);
+    return stack_.Recall(index);
   }
 
   // Classes and their objects.
 
   Status Name(std::string_view module, std::string_view name) {
     Result<const PythonName*> known = FindName(module, name);
-    if (!known) return Refuse(known.error().message);
-    return Make(*known);
+    if (!known) return std::unexpected(std::move(known).error());
+    return stack_.Make(*known);
   }
 
   Status Global() {
@@ -377,7 +298,7 @@ class PickleReader {
   }
 
   Status StackGlobal() {
-    SYNCLINE_ASSIGN(const std::vector<Ref> taken, Take(2));
+    SYNCLINE_ASSIGN(const std::vector<Ref> taken, stack_.Take(2));
     const auto* module = taken[0]->As<String>();
     const auto* name = taken[1]->As<String>();
     if (module == nullptr || name == nullptr) return Refuse("a class that is not named by strings");
@@ -390,7 +311,7 @@ class PickleReader {
   };
 
   Result<Call> TakeCall() {
-    SYNCLINE_ASSIGN(const std::vector<Ref> taken, Take(2));
+    SYNCLINE_ASSIGN(const std::vector<Ref> taken, stack_.Take(2));
     const auto* const* name = taken[0]->As<const PythonName*>();
     const auto* arguments = taken[1]->As<Tuple>();
     if (name == nullptr || arguments == nullptr) {
@@ -405,9 +326,9 @@ class PickleReader {
       return Refuse(fmt::format("{} is not called in payloads", payload::Text(*call.name)));
     }
     if (call.name->symbol == Symbol::kOrderedDict && call.arguments->items.empty()) {
-      return Make(Dict{});
+      return stack_.Make(Dict{});
     }
-    return Make(Object{.name = call.name, .arguments = call.arguments});
+    return stack_.Make(Object{.name = call.name, .arguments = call.arguments});
   }
 
   Status NewObject() {
@@ -415,38 +336,29 @@ class PickleReader {
     if (!IsBuilt(call.name->symbol) || !call.arguments->items.empty()) {
       return Refuse(fmt::format("{} is not made so in payloads", payload::Text(*call.name)));
     }
-    return Make(Object{.name = call.name, .arguments = call.arguments});
+    return stack_.Make(Object{.name = call.name, .arguments = call.arguments});
   }
 
   Status Build() {
-    SYNCLINE_ASSIGN(const std::vector<Ref> taken, Take(1));
+    SYNCLINE_ASSIGN(const std::vector<Ref> taken, stack_.Take(1));
     const auto* state = taken[0]->As<Dict>();
-    if (Top() == nullptr || state == nullptr) {
+    if (stack_.Top() == nullptr || state == nullptr) {
       return Refuse(fmt::format("an object is built from {}", KindOf(*taken[0])));
     }
     // state_dict() gives its OrderedDict an attribute, which says nothing of tensors.
-    if (Top()->As<Dict>() != nullptr) return {};
-    auto* object = std::get_if<Object>(&Top()->is);
+    if (stack_.Top()->As<Dict>() != nullptr) return {};
+    auto* object = std::get_if<Object>(&stack_.Top()->is);
     if (object == nullptr || !IsBuilt(object->name->symbol) || object->state != nullptr) {
-      return Refuse(fmt::format("{} is not built in payloads", KindOf(*Top())));
+      return Refuse(fmt::format("{} is not built in payloads", KindOf(*stack_.Top())));
     }
     object->state = state;
     return {};
   }
 
   base::ByteSpan message_;
-  std::size_t max_values_;
   std::size_t at_ = 0;
-  std::size_t start_ = 0;  // of the opcode in work
   bool done_ = false;
-  std::deque<Value> values_;
-  Value* none_;
-  Value* true_;
-  Value* false_;
-  Value* empty_tuple_;
-  std::vector<Value*> stack_;
-  std::vector<std::size_t> marks_;
-  std::vector<Value*> memo_;
+  PickleStack stack_;
 };
 
 Result<Pickle> Pickle::Read(base::ByteSpan message) { return PickleReader(message).Read(); }
