@@ -116,6 +116,28 @@ Status CheckRanges(const std::vector<TensorInfo>& tensors, std::uint64_t data_st
   return {};
 }
 
+Status CheckFileBytes(std::uint64_t file_bytes) {
+  if (file_bytes >= kLengthBytes) return {};
+  return Fail(Code::kCorrupt, fmt::format("the file is truncated: expected at least {} bytes, "
+                                          "found {}",
+                                          kLengthBytes, file_bytes));
+}
+
+// The length of the header, which the file's first bytes hold.
+Result<std::uint64_t> ReadLength(const std::byte* field, std::uint64_t file_bytes) {
+  const auto length = base::Load<std::uint64_t>(field);
+  if (length > kMaxHeaderBytes) {
+    return Fail(Code::kCorrupt, fmt::format("the header length is {}, more than the limit of {}",
+                                            length, kMaxHeaderBytes));
+  }
+  if (length > file_bytes - kLengthBytes) {
+    return Fail(Code::kCorrupt,
+                fmt::format("the file is truncated: the header ends at byte {}, the file at {}",
+                            kLengthBytes + length, file_bytes));
+  }
+  return length;
+}
+
 }  // namespace
 
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, std::uint64_t file_bytes) {
@@ -139,30 +161,24 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, std::uin
 }
 
 Result<SafetensorsHeader> ReadSafetensorsHeader(base::File& file) {
-  SYNCLINE_ASSIGN(const base::FileInfo stat, file.Stat());
-  const auto corrupt = [&](std::string text) {
-    return Fail(Code::kCorrupt, fmt::format("{}: {}", file.path(), text));
+  const auto named = [&]<typename T>(Result<T> result) -> Result<T> {
+    if (!result) return Annotate(std::move(result).error(), file.path());
+    return result;
   };
-  if (stat.size < kLengthBytes) {
-    return corrupt(fmt::format("the file is truncated: expected at least {} bytes, found {}",
-                               kLengthBytes, stat.size));
-  }
+  SYNCLINE_ASSIGN(const base::FileInfo stat, file.Stat());
+  SYNCLINE_TRY(named(CheckFileBytes(stat.size)));
   std::array<std::byte, kLengthBytes> field;
   SYNCLINE_TRY(base::ReadExactly(file, field, 0));
-  const auto length = base::Load<std::uint64_t>(field.data());
-  if (length > kMaxHeaderBytes) {
-    return corrupt(
-        fmt::format("the header length is {}, more than the limit of {}", length, kMaxHeaderBytes));
-  }
-  if (length > stat.size - kLengthBytes) {
-    return corrupt(fmt::format("the file is truncated: the header ends at byte {}, the file at {}",
-                               kLengthBytes + length, stat.size));
-  }
+  SYNCLINE_ASSIGN(const std::uint64_t length, named(ReadLength(field.data(), stat.size)));
   std::string text(length, '\0');
   SYNCLINE_TRY(base::ReadExactly(file, std::as_writable_bytes(std::span(text)), kLengthBytes));
-  Result<SafetensorsHeader> header = ParseSafetensorsHeader(text, stat.size);
-  if (!header) return Annotate(std::move(header).error(), file.path());
-  return header;
+  return named(ParseSafetensorsHeader(text, stat.size));
+}
+
+Result<SafetensorsHeader> ReadSafetensorsHeader(base::ByteSpan file) {
+  SYNCLINE_TRY(CheckFileBytes(file.size()));
+  SYNCLINE_ASSIGN(const std::uint64_t length, ReadLength(file.data(), file.size()));
+  return ParseSafetensorsHeader(base::AsText(file.subspan(kLengthBytes, length)), file.size());
 }
 
 std::uint64_t HeaderBytesBound(const std::string& name, std::size_t rank) {

@@ -42,7 +42,10 @@ struct SafetensorsHeader {
 // kIncompatible for a dtype that we do not know.
 base::Result<SafetensorsHeader> ReadSafetensorsHeader(base::File& file);
 
-// The same for bytes at hand: `header` is what stands between the length field and the data.
+// The same for a file at hand; errors do not name it.
+base::Result<SafetensorsHeader> ReadSafetensorsHeader(base::ByteSpan file);
+
+// The same for a header at hand: `header` is what stands between the length field and the data.
 base::Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view header,
                                                        std::uint64_t file_bytes);
 

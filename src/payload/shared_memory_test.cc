@@ -1,0 +1,151 @@
+#include "payload/shared_memory.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <string>
+
+#include "base/result_matchers.h"
+
+namespace syncline::payload {
+namespace {
+
+using base::Code;
+
+constexpr std::size_t kHeaderBytes = 64;
+
+// What a sender with torch makes: a count, 60 bytes more, the data.
+class Sender {
+ public:
+  Sender(std::int32_t count, std::string_view data)
+      : name_("/torch_" + std::to_string(::getpid()) + "_4294967295_" + std::to_string(next_++)) {
+    const int file = ::shm_open(name_.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
+    EXPECT_GE(file, 0);
+    std::string content(kHeaderBytes, '\0');
+    std::memcpy(content.data(), &count, sizeof(count));
+    content += data;
+    EXPECT_EQ(::write(file, content.data(), content.size()), static_cast<ssize_t>(content.size()));
+    ::close(file);
+  }
+  Sender(const Sender&) = delete;
+  Sender& operator=(const Sender&) = delete;
+  ~Sender() { ::shm_unlink(name_.c_str()); }
+
+  const std::string& name() const { return name_; }
+  bool IsThere() const { return std::filesystem::exists("/dev/shm" + name_); }
+  std::int32_t count() const {
+    const int file = ::shm_open(name_.c_str(), O_RDONLY, 0);
+    std::int32_t count = -99;
+    EXPECT_EQ(::pread(file, &count, sizeof(count), 0), static_cast<ssize_t>(sizeof(count)));
+    ::close(file);
+    return count;
+  }
+
+ private:
+  static inline int next_ = 0;
+  std::string name_;
+};
+
+TEST(SharedMemory, GivesTheDataBehindTheHeader) {
+  const Sender sender(2, "weights");
+  const auto memory = OpenSharedMemory(sender.name(), 7);
+  ASSERT_OK(memory);
+  EXPECT_EQ(base::AsText((*memory)->bytes()), "weights");
+  const auto part = OpenSharedMemory(sender.name(), 3);
+  ASSERT_OK(part);
+  EXPECT_EQ(base::AsText((*part)->bytes()), "wei");
+  const auto nothing = OpenSharedMemory(sender.name(), 0);
+  ASSERT_OK(nothing);
+  EXPECT_TRUE((*nothing)->bytes().empty());
+}
+
+TEST(SharedMemory, TakesOneFromTheCountWhenDone) {
+  const Sender sender(3, "weights");
+  {
+    const auto memory = OpenSharedMemory(sender.name(), 7);
+    ASSERT_OK(memory);
+    EXPECT_EQ(sender.count(), 3);
+  }
+  EXPECT_EQ(sender.count(), 2);
+  {
+    ASSERT_OK(OpenSharedMemory(sender.name(), 7));
+  }
+  EXPECT_EQ(sender.count(), 1);
+  EXPECT_TRUE(sender.IsThere());
+}
+
+TEST(SharedMemory, RemovesItWithTheLastCount) {
+  const Sender sender(1, "weights");
+  {
+    const auto memory = OpenSharedMemory(sender.name(), 7);
+    ASSERT_OK(memory);
+    EXPECT_TRUE(sender.IsThere());
+  }
+  EXPECT_FALSE(sender.IsThere());
+  EXPECT_ERROR(OpenSharedMemory(sender.name(), 7), Code::kNotFound, sender.name());
+}
+
+TEST(SharedMemory, CountsNeverBelowZero) {
+  for (const std::int32_t count : {0, -5}) {
+    const Sender sender(count, "weights");
+    {
+      ASSERT_OK(OpenSharedMemory(sender.name(), 7));
+    }
+    EXPECT_EQ(sender.count(), count);
+    EXPECT_TRUE(sender.IsThere());
+  }
+}
+
+// BR-46: a payload names nothing else on this host.
+TEST(Br46, OnlyNamesOfTorchAreOpened) {
+  for (const std::string_view name :
+       {"", "/", "/etc/passwd", "/torch_1_2", "/torch_1_2_", "/torch__2_3", "/torch_1_2_3_4",
+        "torch_1_2_3", "/torch_1_2_3/", "/torch_1_2_3/../x", "/../torch_1_2_3", "/torch_1_2_x",
+        "/torch_-1_2_3", "/torch_1_2_3 ", "/Torch_1_2_3", "//torch_1_2_3",
+        "/torch_111111111111111111111_2_3"}) {
+    EXPECT_FALSE(IsSharedMemoryName(name)) << name;
+    EXPECT_ERROR(OpenSharedMemory(name, 1), Code::kInvalidArgument, "is not a name that torch");
+  }
+  EXPECT_FALSE(IsSharedMemoryName(std::string_view("/torch_1_2_3\0", 13)));
+  EXPECT_TRUE(IsSharedMemoryName("/torch_22785_4125294039_0"));
+}
+
+TEST(Br46, LinksAreNotFollowed) {
+  const Sender sender(2, "weights");
+  const std::string link = "/torch_" + std::to_string(::getpid()) + "_0_0";
+  std::filesystem::create_symlink("/dev/shm" + sender.name(), "/dev/shm" + link);
+  EXPECT_FALSE(OpenSharedMemory(link, 7).has_value());
+  std::filesystem::remove("/dev/shm" + link);
+  EXPECT_EQ(sender.count(), 2);
+}
+
+TEST(SharedMemory, RefusesMoreThanThereIs) {
+  const Sender sender(2, "weights");
+  for (const std::uint64_t bytes : {std::uint64_t{8}, ~std::uint64_t{0}, ~std::uint64_t{0} - 63}) {
+    EXPECT_ERROR(OpenSharedMemory(sender.name(), bytes), Code::kInvalidArgument,
+                 "has 71 bytes, expected a header of 64 and");
+  }
+  EXPECT_EQ(sender.count(), 2);
+  ASSERT_EQ(::truncate(("/dev/shm" + sender.name()).c_str(), 63), 0);
+  EXPECT_ERROR(OpenSharedMemory(sender.name(), 0), Code::kInvalidArgument, "has 63 bytes");
+}
+
+TEST(SharedMemory, HoldsNoDescriptor) {
+  const auto descriptors = [] {
+    const std::filesystem::directory_iterator entries("/proc/self/fd");
+    return std::distance(begin(entries), end(entries));
+  };
+  const Sender sender(2, "weights");
+  const auto before = descriptors();
+  const auto memory = OpenSharedMemory(sender.name(), 7);
+  const auto refused = OpenSharedMemory(sender.name(), 8);
+  EXPECT_EQ(descriptors(), before);
+}
+
+}  // namespace
+}  // namespace syncline::payload
