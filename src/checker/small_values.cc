@@ -24,22 +24,6 @@ float Decode(unsigned bits, int exponent_bits, int mantissa_bits, int bias) {
 
 }  // namespace
 
-bool IsSmallFloat(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF4:
-    case Dtype::kF6E2M3:
-    case Dtype::kF6E3M2:
-    case Dtype::kF8E4M3:
-    case Dtype::kF8E5M2:
-    case Dtype::kF8E4M3Fnuz:
-    case Dtype::kF8E5M2Fnuz:
-    case Dtype::kF8E8M0:
-      return true;
-    default:
-      return false;
-  }
-}
-
 float SmallValue(Dtype dtype, std::uint8_t bits) {
   switch (dtype) {
     case Dtype::kF4:

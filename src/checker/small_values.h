@@ -8,10 +8,7 @@
 
 namespace syncline::checker {
 
-// Is it one of F4, the two of F6, or those of F8?
-bool IsSmallFloat(tensor::Dtype dtype);
-
-// Of an element's bits, the lowest of the byte. The types of 4 and 6 bits are those of the OCP
+// Of an element's bits, the lowest of the byte. NaN for other types than F4 and those of F6 and F8. The types of 4 and 6 bits are those of the OCP
 // Microscaling formats (E2M1, E2M3, E3M2), without NaN and infinity; of FNUZ the only NaN has the
 // bits of negative zero; E8M0 is 2^(bits - 127) and NaN for 255.
 float SmallValue(tensor::Dtype dtype, std::uint8_t bits);
