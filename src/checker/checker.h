@@ -92,7 +92,7 @@ class Checker {
   // Overwrites every entry that is not skipped, in place: floats uniform in [0, 1), booleans
   // random, integers over their whole range. Both slots of an fp8 unit. The plan's padding stays
   // zero, as no update writes it. The same seed gives the same bytes. Returns the parameters that it
-  // overwrote (numbers in the plan). One thread, more than 1 GB/s.
+  // overwrote (numbers in the plan). One thread, about 1 GB/s or more.
   virtual base::Result<std::vector<std::size_t>> Reset(const CheckOptions& options,
                                                        std::uint64_t seed) = 0;
 

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
 #include "checker/small_values.h"
 #include "tensor/small_floats.h"
@@ -52,7 +55,18 @@ struct Float {
   }
 };
 
-using F16 = Float<std::uint16_t, 0x7c00, tensor::FromF16>;
+float F16Value(std::uint16_t bits) {
+  static const std::vector<float> values = [] {
+    std::vector<float> all(65'536);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i] = tensor::FromF16(static_cast<std::uint16_t>(i));
+    }
+    return all;
+  }();
+  return values[bits];
+}
+
+using F16 = Float<std::uint16_t, 0x7c00, F16Value>;
 using BF16 = Float<std::uint16_t, 0x7f80, tensor::FromBf16>;
 using F32 = Float<std::uint32_t, 0x7f80'0000,
                   [](std::uint32_t bits) { return std::bit_cast<float>(bits); }>;

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <utility>
 #include <vector>
 
 #include "checker/small_values.h"
 #include "tensor/digest.h"
-#include "tensor/small_floats.h"
 
 namespace syncline::checker {
 namespace {
@@ -19,29 +18,42 @@ using base::MutableByteSpan;
 using tensor::Dtype;
 
 constexpr std::size_t kBlock = 1024;  // random numbers that are drawn at a time
-using Block = std::array<std::uint64_t, kBlock>;
 
-// Every random bit decides at most one element: `per_number` elements take the bits of one number.
-template <typename Element, std::size_t per_number, typename Make>
+// Makes each element of bits of its own. `make` should be a lambda, which is compiled into the loop.
+template <typename Element, typename Bits, typename Make>
 void Fill(std::uint64_t seed, MutableByteSpan bytes, const Make& make) {
-  constexpr std::size_t kBits = 64 / per_number;
-  constexpr std::size_t kElements = kBlock * per_number;
-  std::vector<Element> elements(kElements);
-  Block numbers;
+  constexpr std::size_t kElements = kBlock * sizeof(std::uint64_t) / sizeof(Bits);
+  std::array<std::uint64_t, kBlock> numbers;
+  std::array<Bits, kElements> drawn;
+  std::array<Element, kElements> elements;
   std::uint64_t index = 0;
   for (std::size_t at = 0; at < bytes.size();) {
-    for (std::uint64_t& number : numbers) number = tensor::SplitMix64(seed, index++);
-    for (std::size_t i = 0; i < kElements; ++i) {
-      const std::uint64_t bits = numbers[i / per_number] >> (i % per_number * kBits);
-      elements[i] = make(bits);
-    }
-    const std::size_t size = std::min(bytes.size() - at, kElements * sizeof(Element));
+    for (std::size_t i = 0; i < kBlock; ++i) numbers[i] = tensor::SplitMix64(seed, index + i);
+    index += kBlock;
+    std::memcpy(drawn.data(), numbers.data(), sizeof(numbers));
+    for (std::size_t i = 0; i < kElements; ++i) elements[i] = make(drawn[i]);
+    const std::size_t size = std::min(bytes.size() - at, sizeof(elements));
     std::memcpy(&bytes[at], elements.data(), size);
     at += size;
   }
 }
 
-float Unit(std::uint64_t bits) { return static_cast<float>(bits & 0xff'ffff) * 0x1p-24F; }
+float Unit(std::uint32_t bits) {
+  return static_cast<float>(static_cast<std::int32_t>(bits & 0xff'ffff)) * 0x1p-24F;
+}
+
+// ToBf16 and ToF16 of a Unit, in a form that becomes vectors: nothing here is negative, infinite or
+// NaN, and what is subnormal in f16 is a whole number of its steps, which are of 2^-24 too.
+std::uint16_t UnitInBf16(std::uint32_t bits) {
+  const auto unit = std::bit_cast<std::uint32_t>(Unit(bits));
+  return static_cast<std::uint16_t>((unit + 0x7fff + (unit >> 16 & 1)) >> 16);
+}
+std::uint16_t UnitInF16(std::uint32_t bits) {
+  const auto unit = std::bit_cast<std::uint32_t>(Unit(bits));
+  const std::uint32_t steps = bits & 0xff'ffff;
+  const std::uint32_t normal = ((unit + 0xfff + (unit >> 13 & 1)) >> 13) - (112U << 10);
+  return static_cast<std::uint16_t>(steps < 1024 ? steps : normal);
+}
 
 // The bits of the nearest value of a type of 8 bits, for each i / 65536; the even one of two that
 // are as near.
@@ -73,7 +85,7 @@ std::vector<std::uint8_t> NearestOfUnit(Dtype dtype) {
 void FillRandom(Dtype dtype, std::uint64_t seed, MutableByteSpan bytes) {
   switch (dtype) {
     case Dtype::kBool:
-      return Fill<std::uint64_t, 1>(
+      return Fill<std::uint64_t, std::uint64_t>(
           seed, bytes, [](std::uint64_t bits) { return bits & 0x0101'0101'0101'0101; });
     case Dtype::kF8E5M2:
     case Dtype::kF8E4M3:
@@ -81,20 +93,21 @@ void FillRandom(Dtype dtype, std::uint64_t seed, MutableByteSpan bytes) {
     case Dtype::kF8E4M3Fnuz:
     case Dtype::kF8E5M2Fnuz: {
       const std::vector<std::uint8_t> nearest = NearestOfUnit(dtype);
-      return Fill<std::uint8_t, 4>(seed, bytes,
-                                   [&](std::uint64_t bits) { return nearest[bits & 0xffff]; });
+      return Fill<std::uint8_t, std::uint16_t>(seed, bytes,
+                                               [&](std::uint16_t bits) { return nearest[bits]; });
     }
     case Dtype::kF16:
-      return Fill<std::uint16_t, 2>(seed, bytes,
-                                    [](std::uint64_t bits) { return tensor::ToF16(Unit(bits)); });
+      return Fill<std::uint16_t, std::uint32_t>(seed, bytes,
+                                                [](std::uint32_t bits) { return UnitInF16(bits); });
     case Dtype::kBF16:
-      return Fill<std::uint16_t, 2>(seed, bytes,
-                                    [](std::uint64_t bits) { return tensor::ToBf16(Unit(bits)); });
+      return Fill<std::uint16_t, std::uint32_t>(
+          seed, bytes, [](std::uint32_t bits) { return UnitInBf16(bits); });
     case Dtype::kF32:
     case Dtype::kC64:
-      return Fill<float, 2>(seed, bytes, Unit);
+      return Fill<float, std::uint32_t>(seed, bytes, [](std::uint32_t bits) { return Unit(bits); });
     case Dtype::kF64:
-      return Fill<double, 1>(seed, bytes, [](std::uint64_t bits) { return double{Unit(bits)}; });
+      return Fill<double, std::uint32_t>(seed, bytes,
+                                         [](std::uint32_t bits) { return double{Unit(bits)}; });
     case Dtype::kF4:
     case Dtype::kF6E2M3:
     case Dtype::kF6E3M2:
@@ -106,7 +119,8 @@ void FillRandom(Dtype dtype, std::uint64_t seed, MutableByteSpan bytes) {
     case Dtype::kU32:
     case Dtype::kI64:
     case Dtype::kU64:
-      return Fill<std::uint64_t, 1>(seed, bytes, [](std::uint64_t bits) { return bits; });
+      return Fill<std::uint64_t, std::uint64_t>(seed, bytes,
+                                                [](std::uint64_t bits) { return bits; });
   }
 }
 

@@ -59,6 +59,20 @@ TEST(RandomValuesTest, FloatsAreUniform) {
       [](std::uint8_t x) { return double{tensor::FromE4M3(x)}; }, 0.07);
 }
 
+// Floats of 16 bits are those of 32 bits that the same seed gives, rounded.
+TEST(RandomValuesTest, HalvesAreRounded) {
+  const auto floats = Draw<float>(Dtype::kF32, 1'000'000);
+  const auto f16 = Draw<std::uint16_t>(Dtype::kF16, 1'000'000);
+  const auto bf16 = Draw<std::uint16_t>(Dtype::kBF16, 1'000'000);
+  std::size_t subnormal = 0;
+  for (std::size_t i = 0; i < floats.size(); ++i) {
+    ASSERT_EQ(f16[i], tensor::ToF16(floats[i])) << floats[i];
+    ASSERT_EQ(bf16[i], tensor::ToBf16(floats[i])) << floats[i];
+    if (f16[i] < 0x400) ++subnormal;
+  }
+  EXPECT_GT(subnormal, 20U);
+}
+
 // Each draw, rounded to nearest, ties to even: the table of types of 8 bits against ToE4M3.
 TEST(RandomValuesTest, SmallFloatsAreRounded) {
   std::array<double, 256> shares = {};
