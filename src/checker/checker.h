@@ -33,7 +33,7 @@ enum class CheckHash : std::uint8_t {
   kSha256,  // the first 8 bytes, big-endian: what it computes for tensors on a CPU
 };
 
-// Lower-case hex, 16 digits. Sources: docs/http.md, /weights_checker.
+// Lower-case hex, 16 digits. What is computed stands in docs/format.md.
 std::string CheckHashHex(CheckHash kind, base::ByteSpan bytes);
 
 struct NamedHash {

@@ -7,9 +7,9 @@
 #include <cmath>
 #include <set>
 
-#include "checker/device_hash.h"
 #include "checker/test_runner.h"
 #include "quant/fp8_block.h"
+#include "quant/wna16_marlin.h"
 #include "tensor/small_floats.h"
 
 namespace syncline::checker {
@@ -433,6 +433,34 @@ TEST(CheckerPaddingTest, OfAUnitStaysZeroToo) {
   const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
   EXPECT_TRUE(std::all_of(bytes.begin() + 137 * 130, bytes.end(), is_zero));
   EXPECT_LT(std::count_if(bytes.begin(), bytes.begin() + 137 * 130, is_zero), 137 * 130 / 10);
+}
+
+// What is quantised in another way than block-wise fp8 is so many bytes, in the runtime layout.
+TEST(CheckerUnitTest, OfFourBitsIsComparedBitByBit) {
+  TestRunner runner;
+  runner.AddUnit("m", quant::Wna16Marlin(32), {.experts = 2, .part_rows = {64}, .columns = 64});
+  runner.Build();
+  std::ranges::copy(RandomBytes(runner["m.weight_packed"].size(), 1),
+                    runner["m.weight_packed"].begin());
+  std::ranges::fill(runner["m.weight_scale"], std::byte{0x3c});
+  runner.units().ProcessAll(runner.slots(), runner.pool());
+  ASSERT_OK(runner.checker().Snapshot());
+  for (const char* name : {"m.weight_packed", "m.weight_scale"}) {
+    EXPECT_EQ(runner.Hashes()[name], CheckHashHex(CheckHash::kDevice, runner[name]));
+    runner[name][77] ^= std::byte{1};
+    ASSERT_OK_AND_ASSIGN(const CompareReport report, runner.Compare({.allow_quant_error = true}));
+    ASSERT_EQ(report.different.size(), 1U);
+    EXPECT_EQ(report.different[0].name, name);
+    EXPECT_EQ(report.different[0].exceeding, 1U);
+    runner[name][77] ^= std::byte{1};
+  }
+  const std::vector<Bytes> before = runner.memory();
+  ASSERT_OK_AND_ASSIGN(const auto reset, runner.checker().Reset({}, 1));
+  EXPECT_THAT(reset, ElementsAre(0, 1));
+  ASSERT_OK_AND_ASSIGN(const CompareReport report, runner.Compare({}));
+  EXPECT_EQ(report.different.size(), 2U);
+  ASSERT_OK(runner.checker().PutBack(reset));
+  EXPECT_EQ(runner.memory(), before);
 }
 
 TEST_F(CheckerTest, ChecksumsAreHashesOfTheBytes) {
