@@ -16,6 +16,7 @@ from pathlib import Path
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import allreduce
+import checker
 import codec
 import generation
 import plans
@@ -45,6 +46,7 @@ def main() -> None:
     codec.run(report, arguments.cache, ROOT / "build/bench/scratch")
     plans.run(report)
     allreduce.run(report)
+    checker.run(report)
     report.write(arguments.out)
 
 

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "checker/checker.h"
@@ -12,7 +10,7 @@ std::string CheckHashHex(CheckHash kind, base::ByteSpan bytes) {
   if (kind == CheckHash::kSha256) return store::Sha256Hex(bytes).substr(0, 16);
   DeviceHash hash(bytes.size());
   hash.Add(0, bytes);
-  return fmt::format("{:016x}", hash.Value());
+  return hash.Hex();
 }
 
 std::string OverallChecksum(std::vector<NamedHash> hashes) {

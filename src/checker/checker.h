@@ -7,8 +7,9 @@
 // parameters are entries too; checksums list them apart, for SGLang does not know of them.
 //
 // What is skipped is neither reset nor compared nor hashed: names that contain one of
-// `cos_sin_cache`, `inv_freq`, `freqs_cis`, `_weight_fp32`, or of the caller's list. The set is one
-// for all three, by construction.
+// `cos_sin_cache`, `inv_freq`, `freqs_cis`, `_weight_fp32`, or of the caller's list. The name is the
+// entry's: that of a scale of block-wise fp8 does not count. The set is one for all three, by
+// construction.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ enum class CheckHash : std::uint8_t {
   kSha256,  // the first 8 bytes, big-endian: what it computes for tensors on a CPU
 };
 
-// Lower-case hex, 16 digits. Sources: docs/http.md, /weights_checker.
+// Lower-case hex, 16 digits. What is computed stands in docs/format.md.
 std::string CheckHashHex(CheckHash kind, base::ByteSpan bytes);
 
 struct NamedHash {
@@ -52,10 +53,13 @@ struct CheckOptions {
 
 struct Difference {
   std::string name;
-  double max_abs_error = 0;  // of values; infinite or NaN where they are
+  double max_abs_error = 0;  // of values; infinite or NaN where one of the differences is
   double mean_abs_error = 0;
-  std::uint64_t exceeding = 0;  // values beyond what is allowed; NaN always is
-  std::string expected;         // dtype and shape
+  // Values that differ; of block-wise fp8 only those that no quantisation error explains, allowed
+  // or not. NaN is one, also where there was one before. 0 and -0 are equal, as are infinities of
+  // one sign.
+  std::uint64_t exceeding = 0;
+  std::string expected;  // dtype and shape
   std::string actual;
 };
 
@@ -80,14 +84,15 @@ class Checker {
  public:
   virtual ~Checker() = default;
 
-  // Copies all entries, skipped ones too. Replaces the last snapshot. kLimitExceeded: memory; the
-  // last one is kept.
+  // Copies all entries, skipped ones too, the bytes of slots as they are. Replaces the last snapshot,
+  // in its memory, so only the first can fail. kLimitExceeded: memory.
   virtual base::Status Snapshot() = 0;
   virtual bool has_snapshot() const = 0;
 
   // Overwrites every entry that is not skipped, in place: floats uniform in [0, 1), booleans
-  // random, integers over their whole range. Both slots of an fp8 unit. Returns the parameters that
-  // it overwrote (numbers in the plan).
+  // random, integers over their whole range. Both slots of an fp8 unit. The plan's padding stays
+  // zero, as no update writes it. The same seed gives the same bytes. Returns the parameters that it
+  // overwrote (numbers in the plan). One thread, about 1 GB/s or more.
   virtual base::Result<std::vector<std::size_t>> Reset(const CheckOptions& options,
                                                        std::uint64_t seed) = 0;
 
@@ -99,7 +104,8 @@ class Checker {
                                                  base::ThreadPool& pool,
                                                  const base::CancelToken& cancel) = 0;
 
-  // Puts the snapshot's bytes of these parameters back. kOutOfOrder without one.
+  // Puts the snapshot's bytes of these parameters (numbers in the plan) back. kOutOfOrder without
+  // one.
   virtual base::Status PutBack(std::span<const std::size_t> parameters) = 0;
 };
 

@@ -1,5 +1,7 @@
 #include "checker/device_hash.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -170,6 +172,8 @@ std::uint64_t DeviceHash::Value() const {
   x = (x ^ (x >> 27)) * 0x94d0'49bb'1331'11eb;
   return x ^ (x >> 31);
 }
+
+std::string DeviceHash::Hex() const { return fmt::format("{:016x}", Value()); }
 
 }  // namespace syncline::checker
 #endif  // HWY_ONCE

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <string>
 
 #include "base/bytes.h"
 
@@ -36,6 +37,8 @@ class DeviceHash {
   void Merge(const DeviceHash& other);
   // When all bytes were added; 0 for an empty tensor.
   std::uint64_t Value() const;
+  // That in 16 lower-case hex digits.
+  std::string Hex() const;
 
  private:
   struct Sums {
