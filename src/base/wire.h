@@ -71,6 +71,8 @@ class WireReader {
     return values;
   }
 
+  // Something was missing.
+  bool broken() const { return broken_; }
   // kCorrupt where something was missing, or where something is left.
   Status status() const {
     if (broken_) return Fail(Code::kCorrupt, "a message is too short");

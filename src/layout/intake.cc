@@ -200,6 +200,10 @@ void Intake::Note(const Arrival& arrival, const Claim& claim) {
   }
 }
 
+void Intake::NoteAll() {
+  for (std::size_t i = 0; i < names_.size(); ++i) names_[i] = plan_.tensors()[i].name;
+}
+
 // A tensor that has come under its other name is compared with that, the others are written.
 Status Intake::Write(std::span<const Arrival> message, std::span<const Claim> claims,
                      base::ThreadPool& pool) {

@@ -84,6 +84,15 @@ class Intake {
 
   // Has this tensor of the plan come?
   bool Came(std::size_t tensor) const { return !names_[tensor].empty(); }
+  // As if it had not come.
+  void Forget(std::size_t tensor) { names_[tensor].clear(); }
+  // As if every tensor had come under its own name (they were read from a checkpoint).
+  void NoteAll();
+
+  // The tensors of a parameter.
+  const std::vector<std::size_t>& TensorsOf(std::size_t parameter) const {
+    return tensors_of_[parameter];
+  }
 
   // Has every tensor of the model come? kNotFound names those that are missing, with the parameter
   // that waits for them. Makes the padding zero.

@@ -144,10 +144,15 @@ std::uint64_t Plan::OwnedBytes(std::size_t tensor) const {
 }
 
 void Plan::ClearFills(std::span<const base::MutableByteSpan> parameters) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) ClearFillsOf(i, parameters[i]);
+}
+
+void Plan::ClearFillsOf(std::size_t parameter, base::MutableByteSpan memory) const {
+  const TensorSpec& spec = parameters_[parameter];
   for (const Fill& fill : fills_) {
-    const TensorSpec& parameter = parameters_[fill.parameter];
-    const Place place = {parameter.shape, fill.box};
-    FillRuns(FindRuns(parameter.dtype, place, place), parameters[fill.parameter].data());
+    if (fill.parameter != parameter) continue;
+    const Place place = {spec.shape, fill.box};
+    FillRuns(FindRuns(spec.dtype, place, place), memory.data());
   }
 }
 

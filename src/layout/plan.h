@@ -106,6 +106,8 @@ class Plan {
 
   // Makes the padding zero. What Scatter writes never touches it.
   void ClearFills(std::span<const base::MutableByteSpan> parameters) const;
+  // Of one parameter.
+  void ClearFillsOf(std::size_t parameter, base::MutableByteSpan memory) const;
 
  private:
   friend class PlanBuilder;

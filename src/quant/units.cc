@@ -82,6 +82,19 @@ std::vector<base::MutableByteSpan> Units::SlotsOf(
   return slots;
 }
 
+std::vector<std::vector<std::byte>> Units::Restored(
+    std::size_t unit, std::span<const base::MutableByteSpan> parameters,
+    base::ThreadPool& pool) const {
+  std::vector<std::vector<std::byte>> copies;
+  for (const base::MutableByteSpan slot : SlotsOf(unit, parameters)) {
+    copies.emplace_back(slot.begin(), slot.end());
+  }
+  const std::vector<base::MutableByteSpan> slots(copies.begin(), copies.end());
+  const Unit& own = units_[unit];
+  if (own.scheme->Repacks()) own.scheme->Restore(own.matrix, slots, pool);
+  return copies;
+}
+
 void Units::ProcessAll(std::span<const base::MutableByteSpan> parameters,
                        base::ThreadPool& pool) const {
   for (std::size_t i = 0; i < units_.size(); ++i) {

@@ -43,6 +43,11 @@ class Units {
   std::vector<base::MutableByteSpan> SlotsOf(
       std::size_t unit, std::span<const base::MutableByteSpan> parameters) const;
 
+  // The load layout of a unit whose live slots are in the runtime layout, beside them.
+  std::vector<std::vector<std::byte>> Restored(std::size_t unit,
+                                               std::span<const base::MutableByteSpan> parameters,
+                                               base::ThreadPool& pool) const;
+
   // Every unit that repacks. Nothing may look at the slots meanwhile.
   void ProcessAll(std::span<const base::MutableByteSpan> parameters, base::ThreadPool& pool) const;
   void RestoreAll(std::span<const base::MutableByteSpan> parameters, base::ThreadPool& pool) const;

@@ -61,8 +61,9 @@ int FollowRank(const Options& options, RankSetting setting) {
        .shard = {.rank = own, .size = setting.placement.group.size, .expert_groups = options.ep},
        .collectives = (*rank)->collectives.get()});
   if (!model) give_up(model.error());
-  auto weights =
-      update::FollowingWeights::Create(base::FileSystem::Posix(), **model, follower, options.model);
+  auto weights = update::FollowingWeights::Create(
+      base::FileSystem::Posix(), {{.role = "", .model = model->get()}}, follower,
+      {.launch_path = options.model, .rank = own});
   const base::Status done = engine::FollowCommands(
       follower, **model, [&](ranks::Message message) { weights->OnCommand(std::move(message)); });
   if (!done) give_up(done.error());

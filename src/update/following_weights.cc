@@ -1,10 +1,10 @@
+// Work runs on three threads: updates, pulls, and reading of the live weights, each in its order.
 #include "update/following_weights.h"
 
 #include <fmt/core.h>
 
 #include <exception>
 #include <new>
-#include <variant>
 
 #include "base/worker.h"
 #include "model/model.h"
@@ -16,13 +16,11 @@ namespace {
 using base::Result;
 using ranks::Message;
 
-// The answer to a message: what `answer` makes of what was decoded. Whoever asked waits for it, so
-// memory that runs out is an answer too.
-template <typename T, typename Answer>
-Result<Payload> Respond(const Result<T>& decoded, const Answer& answer) {
-  if (!decoded) return std::unexpected(decoded.error());
+// The answer to a message. Whoever asked waits for it, so memory that runs out is an answer too.
+template <typename Answer>
+Result<Payload> Respond(const Answer& answer) {
   try {
-    return answer(*decoded);
+    return answer();
   } catch (const std::bad_alloc&) {
     return base::Fail(base::Code::kLimitExceeded, "out of memory");
   } catch (const std::exception& error) {
@@ -30,13 +28,28 @@ Result<Payload> Respond(const Result<T>& decoded, const Answer& answer) {
   }
 }
 
+template <typename T>
+Result<Payload> EncodeResult(const Result<T>& result) {
+  if (!result) return std::unexpected(result.error());
+  return Encode(*result);
+}
+
+Result<Payload> NoContent(const base::Status& status) {
+  if (!status) return std::unexpected(status.error());
+  return Payload();
+}
+
+Result<Payload> Unknown(const Message& message) {
+  return base::Fail(base::Code::kInternal, fmt::format("a message of kind {}", message.kind));
+}
+
 class Weights : public FollowingWeights {
  public:
-  Weights(base::FileSystem& files, model::Model& model, ranks::Follower& follower,
-          std::string launch_path)
-      : model_(model),
+  Weights(base::FileSystem& files, std::vector<Runner> runners, ranks::Follower& follower,
+          RankWeights::Options options)
+      : tensors_(runners[0].model->plan().tensors().size()),
         follower_(follower),
-        weights_(files, model, std::move(launch_path), cancel_) {
+        weights_(files, std::move(runners), std::move(options), cancel_) {
     follower.OnWork([this](Message message) { OnWork(std::move(message)); });
   }
 
@@ -49,50 +62,51 @@ class Weights : public FollowingWeights {
 
  private:
   void OnWork(Message message);
-  Result<Payload> Stage(const Message& message);
-  Result<Payload> Pull(const Message& message) const;
-  Result<Payload> Export(const Message& message) const;
-  Result<Payload> Digests(const base::CancelToken& begun) const;
+  Result<Payload> Work(const Message& message);
+  Result<Payload> Command(const Message& message);
+  Result<Payload> Read(const Message& message, const base::CancelToken& begun);
+  Result<Payload> Export(base::ByteSpan payload) const;
 
-  model::Model& model_;
+  const std::size_t tensors_;  // of the target's plan
   ranks::Follower& follower_;
   base::CancelToken cancel_;
   RankWeights weights_;
   // Last, so that they end first.
   base::Worker updates_;
   base::Worker pulls_;
-  base::Worker digests_;
+  base::Worker reading_;
 };
 
-Result<Payload> Weights::Stage(const Message& message) {
-  return Respond(DecodeText(message.payload), [&](const std::string& path) -> Result<Payload> {
-    SYNCLINE_ASSIGN(const Staged staged, weights_.Stage(path));
-    return Encode(staged);
-  });
-}
-
-Result<Payload> Weights::Pull(const Message& message) const {
-  return Respond(DecodePullRequest(message.payload),
-                 [&](const PullRequest& request) -> Result<Payload> {
-                   return Encode(weights_.Pull(request));
-                 });
-}
-
-Result<Payload> Weights::Export(const Message& message) const {
-  return Respond(DecodeNumber(message.payload), [&](std::uint64_t tensor) -> Result<Payload> {
-    if (tensor >= model_.plan().tensors().size()) {
-      return base::Fail(base::Code::kInternal,
-                        fmt::format("tensor {} of {}", tensor, model_.plan().tensors().size()));
+Result<Payload> Weights::Work(const Message& message) {
+  switch (message.kind) {
+    case kStage: {
+      SYNCLINE_ASSIGN(const std::string path, DecodeText(message.payload));
+      return EncodeResult(weights_.Stage(path));
     }
-    return Encode(weights_.ExportOwned(tensor));
-  });
-}
-
-Result<Payload> Weights::Digests(const base::CancelToken& begun) const {
-  return Respond(Result<std::monostate>(), [&](std::monostate) -> Result<Payload> {
-    SYNCLINE_ASSIGN(const RankDigests digests, weights_.Digests(begun));
-    return Encode(digests);
-  });
+    case kReceive: {
+      SYNCLINE_ASSIGN(const ReceiveRequest request, DecodeReceiveRequest(message.payload));
+      return EncodeResult(
+          weights_.Receive(request.selector, request.format, request.direct, request.message));
+    }
+    case kPrepare: {
+      SYNCLINE_ASSIGN(const PrepareRequest request, DecodePrepareRequest(message.payload));
+      return EncodeResult(weights_.Prepare(request.selector, request.whole));
+    }
+    case kDrop:
+      return EncodeTexts(weights_.Drop());
+    case kMayWrite:
+      return EncodeNumber(weights_.may_write_in_place() ? 1 : 0);
+    case kSnapshot: {
+      SYNCLINE_ASSIGN(const CheckMessage check, DecodeCheckMessage(message.payload));
+      return NoContent(weights_.Snapshot(check.selector));
+    }
+    case kPull: {
+      SYNCLINE_ASSIGN(const PullRequest request, DecodePullRequest(message.payload));
+      return Encode(weights_.Pull(request));
+    }
+    default:
+      return Unknown(message);
+  }
 }
 
 void Weights::OnWork(Message message) {
@@ -100,39 +114,72 @@ void Weights::OnWork(Message message) {
     cancel_.Cancel();
     return follower_.Reply(message.id, Payload());
   }
-  base::Worker& worker = message.kind == kPull ? pulls_ : updates_;
+  base::Worker& worker = message.kind == kPull       ? pulls_
+                         : message.kind == kSnapshot ? reading_
+                                                     : updates_;
   worker.Post([this, message = std::move(message)] {
-    if (message.kind == kStage) return follower_.Reply(message.id, Stage(message));
-    if (message.kind == kPull) return follower_.Reply(message.id, Pull(message));
-    follower_.Reply(message.id, base::Fail(base::Code::kInternal,
-                                           fmt::format("work of kind {}", message.kind)));
+    follower_.Reply(message.id, Respond([&] { return Work(message); }));
   });
 }
 
-void Weights::OnCommand(Message message) {
-  switch (message.kind) {
-    case kExchange:
-      weights_.Exchange();
-      return follower_.Reply(message.id, Payload());
-    case kExport:
-      return follower_.Reply(message.id, Export(message));
-    case kDigests:
-      return digests_.Post([this, id = message.id, begun = weights_.BeginDigests()] {
-        follower_.Reply(id, Digests(*begun));
-      });
-    default:
-      follower_.Reply(message.id, base::Fail(base::Code::kInternal,
-                                             fmt::format("a command of kind {}", message.kind)));
+Result<Payload> Weights::Export(base::ByteSpan payload) const {
+  SYNCLINE_ASSIGN(const std::uint64_t tensor, DecodeNumber(payload));
+  if (tensor >= tensors_) {
+    return base::Fail(base::Code::kInternal, fmt::format("tensor {} of {}", tensor, tensors_));
   }
+  SYNCLINE_ASSIGN(const std::vector<layout::OwnedPart> parts, weights_.ExportOwned(tensor));
+  return Encode(parts);
+}
+
+Result<Payload> Weights::Command(const Message& message) {
+  switch (message.kind) {
+    case kCommit:
+      return EncodeTexts(weights_.Commit());
+    case kDeriveLive:
+      return NoContent(weights_.DeriveLive());
+    case kReset: {
+      SYNCLINE_ASSIGN(const CheckMessage check, DecodeCheckMessage(message.payload));
+      return NoContent(weights_.Reset(check.selector, check.options));
+    }
+    case kPutBack: {
+      SYNCLINE_ASSIGN(const CheckMessage check, DecodeCheckMessage(message.payload));
+      SYNCLINE_ASSIGN(const std::vector<std::string> names, weights_.PutBack(check.selector));
+      return EncodeTexts(names);
+    }
+    case kExport:
+      return Export(message.payload);
+    default:
+      return Unknown(message);
+  }
+}
+
+// What is begun between two steps, and goes on beside them.
+Result<Payload> Weights::Read(const Message& message, const base::CancelToken& begun) {
+  if (message.kind == kDigests) return EncodeResult(weights_.Digests(begun));
+  SYNCLINE_ASSIGN(const CheckMessage check, DecodeCheckMessage(message.payload));
+  const auto checks = message.kind == kCompare
+                          ? weights_.Compare(check.selector, check.options, begun)
+                          : weights_.Checksums(check.selector, check.options, begun);
+  if (!checks) return std::unexpected(checks.error());
+  return Encode(std::span<const RankCheck>(*checks));
+}
+
+void Weights::OnCommand(Message message) {
+  const bool reads =
+      message.kind == kDigests || message.kind == kCompare || message.kind == kChecksums;
+  if (!reads) return follower_.Reply(message.id, Respond([&] { return Command(message); }));
+  reading_.Post([this, message = std::move(message), begun = weights_.BeginReading()] {
+    follower_.Reply(message.id, Respond([&] { return Read(message, *begun); }));
+  });
 }
 
 }  // namespace
 
 std::unique_ptr<FollowingWeights> FollowingWeights::Create(base::FileSystem& files,
-                                                           model::Model& model,
+                                                           std::vector<Runner> runners,
                                                            ranks::Follower& follower,
-                                                           std::string launch_path) {
-  return std::make_unique<Weights>(files, model, follower, std::move(launch_path));
+                                                           RankWeights::Options options) {
+  return std::make_unique<Weights>(files, std::move(runners), follower, std::move(options));
 }
 
 }  // namespace syncline::update

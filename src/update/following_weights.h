@@ -2,14 +2,12 @@
 #pragma once
 
 #include <memory>
-#include <string>
+#include <vector>
 
 #include "base/file.h"
 #include "ranks/follower.h"
-
-namespace syncline::model {
-class Model;
-}
+#include "update/rank_weights.h"
+#include "update/runner.h"
 
 namespace syncline::update {
 
@@ -17,10 +15,11 @@ namespace syncline::update {
 // slow runs on threads of its own.
 class FollowingWeights {
  public:
-  // Takes over the follower's OnWork.
-  static std::unique_ptr<FollowingWeights> Create(base::FileSystem& files, model::Model& model,
+  // Takes over the follower's OnWork. The runners are those of rank 0, in its order.
+  static std::unique_ptr<FollowingWeights> Create(base::FileSystem& files,
+                                                  std::vector<Runner> runners,
                                                   ranks::Follower& follower,
-                                                  std::string launch_path);
+                                                  RankWeights::Options options);
   // Cancels what runs and waits for it.
   virtual ~FollowingWeights() = default;
 

@@ -7,8 +7,164 @@
 namespace syncline::update {
 
 using base::Result;
+using base::Status;
 using base::WireReader;
 using base::WireWriter;
+
+namespace {
+
+void PutFlag(WireWriter& writer, bool flag) { writer.Put<std::uint8_t>(flag ? 1 : 0); }
+bool TakeFlag(WireReader& reader) { return reader.Take<std::uint8_t>() != 0; }
+
+void PutTexts(WireWriter& writer, std::span<const std::string> texts) {
+  writer.Put<std::uint64_t>(texts.size());
+  for (const std::string& text : texts) writer.PutText(text);
+}
+
+std::vector<std::string> TakeTexts(WireReader& reader) {
+  const auto count = reader.Take<std::uint64_t>();
+  std::vector<std::string> texts;
+  for (std::uint64_t i = 0; i < count && !reader.broken(); ++i) texts.push_back(reader.TakeText());
+  return texts;
+}
+
+void PutHashes(WireWriter& writer, const std::vector<checker::NamedHash>& hashes) {
+  writer.Put<std::uint64_t>(hashes.size());
+  for (const checker::NamedHash& hash : hashes) {
+    writer.PutText(hash.name);
+    writer.PutText(hash.hash);
+  }
+}
+
+std::vector<checker::NamedHash> TakeHashes(WireReader& reader) {
+  const auto count = reader.Take<std::uint64_t>();
+  std::vector<checker::NamedHash> hashes;
+  for (std::uint64_t i = 0; i < count && !reader.broken(); ++i) {
+    checker::NamedHash& hash = hashes.emplace_back();
+    hash.name = reader.TakeText();
+    hash.hash = reader.TakeText();
+  }
+  return hashes;
+}
+
+// An enumerator below `count`; kCorrupt for any other.
+template <typename T>
+Status TakeEnum(WireReader& reader, std::uint8_t count, T& value) {
+  const auto number = reader.Take<std::uint8_t>();
+  if (number >= count) {
+    return base::Fail(base::Code::kCorrupt, "a message has a number that means nothing");
+  }
+  value = static_cast<T>(number);
+  return {};
+}
+
+constexpr std::uint8_t kSelectors = 3;
+constexpr std::uint8_t kFormats = 3;
+constexpr std::uint8_t kHashes = 2;
+
+}  // namespace
+
+Payload EncodeTexts(std::span<const std::string> texts) {
+  WireWriter writer;
+  PutTexts(writer, texts);
+  return std::move(writer).Take();
+}
+
+Result<std::vector<std::string>> DecodeTexts(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  std::vector<std::string> texts = TakeTexts(reader);
+  SYNCLINE_TRY(reader.status());
+  return texts;
+}
+
+Payload Encode(const ReceiveRequest& request) {
+  WireWriter writer;
+  writer.Put(static_cast<std::uint8_t>(request.selector));
+  writer.Put(static_cast<std::uint8_t>(request.format));
+  PutFlag(writer, request.direct);
+  writer.PutBytes(request.message);
+  return std::move(writer).Take();
+}
+
+Result<ReceiveRequest> DecodeReceiveRequest(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  ReceiveRequest request;
+  SYNCLINE_TRY(TakeEnum(reader, kSelectors, request.selector));
+  SYNCLINE_TRY(TakeEnum(reader, kFormats, request.format));
+  request.direct = TakeFlag(reader);
+  request.message = reader.TakeBytes();
+  SYNCLINE_TRY(reader.status());
+  return request;
+}
+
+Payload Encode(const PrepareRequest& request) {
+  WireWriter writer;
+  writer.Put(static_cast<std::uint8_t>(request.selector));
+  PutFlag(writer, request.whole);
+  return std::move(writer).Take();
+}
+
+Result<PrepareRequest> DecodePrepareRequest(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  PrepareRequest request;
+  SYNCLINE_TRY(TakeEnum(reader, kSelectors, request.selector));
+  request.whole = TakeFlag(reader);
+  SYNCLINE_TRY(reader.status());
+  return request;
+}
+
+Payload Encode(const CheckMessage& message) {
+  WireWriter writer;
+  writer.Put(static_cast<std::uint8_t>(message.selector));
+  writer.Put(static_cast<std::uint8_t>(message.options.hash));
+  PutFlag(writer, message.options.allow_quant_error);
+  PutTexts(writer, message.options.skip);
+  return std::move(writer).Take();
+}
+
+Result<CheckMessage> DecodeCheckMessage(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  CheckMessage message;
+  SYNCLINE_TRY(TakeEnum(reader, kSelectors, message.selector));
+  SYNCLINE_TRY(TakeEnum(reader, kHashes, message.options.hash));
+  message.options.allow_quant_error = TakeFlag(reader);
+  message.options.skip = TakeTexts(reader);
+  SYNCLINE_TRY(reader.status());
+  return message;
+}
+
+Payload Encode(std::span<const RankCheck> checks) {
+  WireWriter writer;
+  writer.Put<std::uint64_t>(checks.size());
+  for (const RankCheck& check : checks) {
+    writer.PutText(check.role);
+    writer.PutText(check.message);
+    writer.Put(check.compared);
+    PutTexts(writer, check.skipped);
+    PutHashes(writer, check.checksums.tensors);
+    PutHashes(writer, check.checksums.derived);
+    writer.Put(check.scrambled);
+  }
+  return std::move(writer).Take();
+}
+
+Result<std::vector<RankCheck>> DecodeRankChecks(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  const auto count = reader.Take<std::uint64_t>();
+  std::vector<RankCheck> checks;
+  for (std::uint64_t i = 0; i < count && !reader.broken(); ++i) {
+    RankCheck& check = checks.emplace_back();
+    check.role = reader.TakeText();
+    check.message = reader.TakeText();
+    check.compared = reader.Take<std::uint64_t>();
+    check.skipped = TakeTexts(reader);
+    check.checksums.tensors = TakeHashes(reader);
+    check.checksums.derived = TakeHashes(reader);
+    check.scrambled = reader.Take<std::uint64_t>();
+  }
+  SYNCLINE_TRY(reader.status());
+  return checks;
+}
 
 Payload EncodeText(const std::string& text) {
   WireWriter writer;
@@ -56,11 +212,11 @@ Result<PullRequest> DecodePullRequest(base::ByteSpan bytes) {
 
 Payload Encode(const PullOutcome& outcome) {
   WireWriter writer;
-  writer.Put<std::uint8_t>(outcome.status ? 1 : 0);
+  PutFlag(writer, outcome.status.has_value());
   writer.Put(static_cast<std::uint8_t>(outcome.status ? base::Code::kInternal
                                                       : outcome.status.error().code));
   writer.PutText(outcome.status ? "" : outcome.status.error().message);
-  writer.Put<std::uint8_t>(outcome.held ? 1 : 0);
+  PutFlag(writer, outcome.held.has_value());
   writer.Put(outcome.held.value_or(0));
   return std::move(writer).Take();
 }
@@ -68,10 +224,10 @@ Payload Encode(const PullOutcome& outcome) {
 Result<PullOutcome> DecodePullOutcome(base::ByteSpan bytes) {
   WireReader reader(bytes);
   PullOutcome outcome;
-  const bool succeeded = reader.Take<std::uint8_t>() != 0;
+  const bool succeeded = TakeFlag(reader);
   const auto code = reader.Take<std::uint8_t>();
   std::string message = reader.TakeText();
-  const bool holds = reader.Take<std::uint8_t>() != 0;
+  const bool holds = TakeFlag(reader);
   const auto held = reader.Take<std::uint64_t>();
   SYNCLINE_TRY(reader.status());
   const auto known = std::ranges::find_if(base::CodeTable(), [code](const base::CodeInfo& info) {
@@ -87,22 +243,28 @@ Result<PullOutcome> DecodePullOutcome(base::ByteSpan bytes) {
 
 Payload Encode(const Staged& staged) {
   WireWriter writer;
-  writer.Put(staged.loaded.tensors);
-  writer.Put(staged.loaded.skipped);
-  writer.Put(staged.loaded.bytes);
+  writer.Put(staged.tensors);
+  writer.Put(staged.skipped);
+  writer.Put(staged.bytes);
+  PutFlag(writer, staged.loaded);
+  PutFlag(writer, staged.unchanged);
+  PutFlag(writer, staged.in_place);
   writer.PutText(staged.held);
-  writer.Put<std::uint8_t>(staged.unchanged ? 1 : 0);
+  PutTexts(writer, staged.pending);
   return std::move(writer).Take();
 }
 
 Result<Staged> DecodeStaged(base::ByteSpan bytes) {
   WireReader reader(bytes);
   Staged staged;
-  staged.loaded.tensors = reader.Take<std::uint64_t>();
-  staged.loaded.skipped = reader.Take<std::uint64_t>();
-  staged.loaded.bytes = reader.Take<std::uint64_t>();
+  staged.tensors = reader.Take<std::uint64_t>();
+  staged.skipped = reader.Take<std::uint64_t>();
+  staged.bytes = reader.Take<std::uint64_t>();
+  staged.loaded = TakeFlag(reader);
+  staged.unchanged = TakeFlag(reader);
+  staged.in_place = TakeFlag(reader);
   staged.held = reader.TakeText();
-  staged.unchanged = reader.Take<std::uint8_t>() != 0;
+  staged.pending = TakeTexts(reader);
   SYNCLINE_TRY(reader.status());
   return staged;
 }
@@ -122,7 +284,7 @@ Result<std::vector<layout::OwnedPart>> DecodeOwnedParts(base::ByteSpan bytes) {
   WireReader reader(bytes);
   const auto count = reader.Take<std::uint64_t>();
   std::vector<layout::OwnedPart> parts;
-  for (std::uint64_t i = 0; i < count && i < bytes.size(); ++i) {
+  for (std::uint64_t i = 0; i < count && !reader.broken(); ++i) {
     layout::OwnedPart& part = parts.emplace_back();
     part.box.begin = reader.TakeArray<std::uint64_t>();
     part.box.end = reader.TakeArray<std::uint64_t>();
@@ -148,7 +310,7 @@ Result<RankDigests> DecodeRankDigests(base::ByteSpan bytes) {
   WireReader reader(bytes);
   RankDigests digests;
   const auto count = reader.Take<std::uint64_t>();
-  for (std::uint64_t i = 0; i < count && i < bytes.size(); ++i) {
+  for (std::uint64_t i = 0; i < count && !reader.broken(); ++i) {
     tensor::Digest& digest = digests.tensors.emplace_back();
     digest.low = reader.Take<std::uint64_t>();
     digest.high = reader.Take<std::uint64_t>();

@@ -1,12 +1,24 @@
 // What the ranks of an engine say to each other about weights (payloads of ranks::Message).
 //
-//   kind       sent as                       payload                       answer
-//   kStage     work                          text path                     Staged
-//   kPull      work                          PullRequest                   PullOutcome
-//   kExchange  command that is answered      none                          none
-//   kExport    command that is answered      u64 number of the tensor      OwnedParts
-//   kDigests   command that is answered      none                          RankDigests
-//   kCancel    work                          none                          none: work ends, for good
+// A command is answered too, and comes in the order of commands, between two steps.
+//
+//   kind         sent as   payload                       answer
+//   kStage       work      text path                     Staged
+//   kReceive     work      ReceiveRequest                Staged
+//   kPrepare     work      PrepareRequest                Staged
+//   kDrop        work      none                          texts: names of parameters that are lost
+//   kMayWrite    work      none                          u64: may an update write in place
+//   kSnapshot    work      CheckMessage                  none
+//   kPull        work      PullRequest                   PullOutcome
+//   kCancel      work      none                          none: work ends, for good
+//   kCommit      command   none                          texts: names of parameters that are lost
+//   kDeriveLive  command   none                          none
+//   kReset       command   CheckMessage                  none
+//   kPutBack     command   CheckMessage                  texts: names of parameters
+//   kCompare     command   CheckMessage                  RankChecks
+//   kChecksums   command   CheckMessage                  RankChecks
+//   kExport      command   u64 number of the tensor      OwnedParts
+//   kDigests     command   none                          RankDigests
 // A text is u64 length and bytes. The answers are as the functions below write them.
 #pragma once
 
@@ -24,11 +36,38 @@ namespace syncline::update {
 
 enum RankMessage : std::uint32_t {
   kStage = engine::kFirstOther,
+  kReceive,
+  kPrepare,
+  kDrop,
+  kMayWrite,
+  kSnapshot,
   kPull,
-  kExchange,
+  kCancel,
+  kCommit,
+  kDeriveLive,
+  kReset,
+  kPutBack,
+  kCompare,
+  kChecksums,
   kExport,
   kDigests,
-  kCancel,
+};
+
+struct ReceiveRequest {
+  Selector selector = Selector::kAll;
+  payload::Format format = payload::Format::kPlain;
+  bool direct = false;
+  base::ByteSpan message;  // of a decoded one: in what it was decoded from
+};
+
+struct PrepareRequest {
+  Selector selector = Selector::kAll;
+  bool whole = false;
+};
+
+struct CheckMessage {
+  Selector selector = Selector::kAll;
+  checker::CheckOptions options;
 };
 
 using Payload = std::vector<std::byte>;
@@ -38,6 +77,16 @@ Payload EncodeText(const std::string& text);
 base::Result<std::string> DecodeText(base::ByteSpan bytes);
 Payload EncodeNumber(std::uint64_t number);
 base::Result<std::uint64_t> DecodeNumber(base::ByteSpan bytes);
+Payload EncodeTexts(std::span<const std::string> texts);
+base::Result<std::vector<std::string>> DecodeTexts(base::ByteSpan bytes);
+Payload Encode(const ReceiveRequest& request);
+base::Result<ReceiveRequest> DecodeReceiveRequest(base::ByteSpan bytes);
+Payload Encode(const PrepareRequest& request);
+base::Result<PrepareRequest> DecodePrepareRequest(base::ByteSpan bytes);
+Payload Encode(const CheckMessage& message);
+base::Result<CheckMessage> DecodeCheckMessage(base::ByteSpan bytes);
+Payload Encode(std::span<const RankCheck> checks);
+base::Result<std::vector<RankCheck>> DecodeRankChecks(base::ByteSpan bytes);
 Payload Encode(const PullRequest& request);
 base::Result<PullRequest> DecodePullRequest(base::ByteSpan bytes);
 Payload Encode(const PullOutcome& outcome);

@@ -40,14 +40,21 @@ TEST(RankProtocol, PullOutcomes) {
 }
 
 TEST(RankProtocol, StagedAndDigests) {
-  const Staged staged = {.loaded = {.tensors = 3, .skipped = 1, .bytes = 1ULL << 40},
+  const Staged staged = {.tensors = 3,
+                         .skipped = 1,
+                         .bytes = 1ULL << 40,
+                         .loaded = true,
+                         .unchanged = true,
+                         .in_place = true,
                          .held = "version 7",
-                         .unchanged = true};
+                         .pending = {"a: weight", "b"}};
   ASSERT_OK_AND_ASSIGN(const Staged found, DecodeStaged(Encode(staged)));
-  EXPECT_EQ(found.loaded.bytes, 1ULL << 40);
-  EXPECT_EQ(found.loaded.skipped, 1U);
+  EXPECT_EQ(found.tensors, 3U);
+  EXPECT_EQ(found.bytes, 1ULL << 40);
+  EXPECT_EQ(found.skipped, 1U);
   EXPECT_EQ(found.held, "version 7");
-  EXPECT_TRUE(found.unchanged);
+  EXPECT_TRUE(found.loaded && found.unchanged && found.in_place);
+  EXPECT_EQ(found.pending, staged.pending);
   ExpectStrict(Encode(staged), DecodeStaged);
   const RankDigests digests = {.tensors = {{1, 2}, {3, 4}}, .derived = "ab"};
   ASSERT_OK_AND_ASSIGN(const RankDigests same, DecodeRankDigests(Encode(digests)));
@@ -63,6 +70,60 @@ TEST(RankProtocol, OwnedParts) {
   EXPECT_EQ(found[0].box, parts[0].box);
   EXPECT_EQ(found[0].bytes, parts[0].bytes);
   ExpectStrict(Encode(std::span(parts)), DecodeOwnedParts);
+}
+
+TEST(RankProtocol, UpdatesAndChecks) {
+  const Payload message(5, std::byte{3});
+  const Payload received = Encode(
+      ReceiveRequest{Selector::kDraft, payload::Format::kSafetensors, /*direct=*/true, message});
+  ASSERT_OK_AND_ASSIGN(const ReceiveRequest receive, DecodeReceiveRequest(received));
+  EXPECT_EQ(receive.selector, Selector::kDraft);
+  EXPECT_EQ(receive.format, payload::Format::kSafetensors);
+  EXPECT_TRUE(receive.direct);
+  EXPECT_TRUE(std::ranges::equal(receive.message, message));
+  ExpectStrict(received, DecodeReceiveRequest);
+  Payload wrong = received;
+  wrong[0] = std::byte{3};
+  EXPECT_ERROR(DecodeReceiveRequest(wrong), Code::kCorrupt, "means nothing");
+
+  const Payload prepared = Encode(PrepareRequest{Selector::kTarget, /*whole=*/true});
+  ASSERT_OK_AND_ASSIGN(const PrepareRequest prepare, DecodePrepareRequest(prepared));
+  EXPECT_EQ(prepare.selector, Selector::kTarget);
+  EXPECT_TRUE(prepare.whole);
+  ExpectStrict(prepared, DecodePrepareRequest);
+
+  const CheckMessage check = {
+      .selector = Selector::kTarget,
+      .options = {
+          .skip = {"norm", "x"}, .allow_quant_error = true, .hash = checker::CheckHash::kSha256}};
+  ASSERT_OK_AND_ASSIGN(const CheckMessage same, DecodeCheckMessage(Encode(check)));
+  EXPECT_EQ(same.selector, Selector::kTarget);
+  EXPECT_EQ(same.options.skip, check.options.skip);
+  EXPECT_TRUE(same.options.allow_quant_error);
+  EXPECT_EQ(same.options.hash, checker::CheckHash::kSha256);
+  ExpectStrict(Encode(check), DecodeCheckMessage);
+
+  std::vector<RankCheck> checks(2);
+  checks[1] = {.role = "draft",
+               .message = "differs",
+               .compared = 4,
+               .skipped = {"rope"},
+               .checksums = {.tensors = {{"a", "01"}}, .derived = {{"b", "02"}}},
+               .scrambled = 9};
+  const Payload answered = Encode(std::span<const RankCheck>(checks));
+  ASSERT_OK_AND_ASSIGN(const std::vector<RankCheck> found, DecodeRankChecks(answered));
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(found[1].role, "draft");
+  EXPECT_EQ(found[1].message, "differs");
+  EXPECT_EQ(found[1].compared, 4U);
+  EXPECT_EQ(found[1].skipped, checks[1].skipped);
+  EXPECT_EQ(found[1].checksums.tensors[0].hash, "01");
+  EXPECT_EQ(found[1].checksums.derived[0].name, "b");
+  EXPECT_EQ(found[1].scrambled, 9U);
+  ExpectStrict(answered, DecodeRankChecks);
+  const std::vector<std::string> texts = {"", "two"};
+  EXPECT_EQ(*DecodeTexts(EncodeTexts(texts)), texts);
+  ExpectStrict(EncodeTexts(texts), DecodeTexts);
 }
 
 TEST(RankProtocol, RequestsAndNumbers) {

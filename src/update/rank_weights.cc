@@ -1,29 +1,35 @@
 // Protocol of an update on one rank:
 //
+//   from disk
 //   1. If the path is a replica: take its lock shared, and read its marker. No marker: it is not
 //      whole, refuse.
-//   2. Compare config.json with the served model's.
-//   3. Read and check every tensor into the staging arena, and compute there what is derived.
-//      Generation may go on: nothing that is served is touched.
+//   2. Compare config.json with the target's.
+//   3. Read and check every tensor of every runner, and make it ready (transaction.h).
 //   4. Read the marker again: a program that does not know the lock may have changed the files
 //      meanwhile.
-//   5. Exchange: swap the two arenas, with no forward running.
-// Invariant: the live bytes change only in 5, which cannot fail. Afterwards the staging arena holds
-// the bytes that were live. Who reads the live bytes outside of the computing thread (Digests) holds
-// `live_` and gives way to an exchange within a piece of work.
+//   from messages
+//   1. Read the message. For each tensor, ask every selected runner whether it is its own; one that
+//      nobody knows, or that is wrong, fails the message.
+//   2. Write the tensors for all of them.
+//   3. Prepare: make ready what is complete.
+//   then
+//   5. Commit: copy over the live weights, with no forward running; or Drop.
+// Invariant: unless a group is written in place, the live bytes change only in 5, which cannot fail.
+// Who reads the live bytes outside of the computing thread (Digests, the checker) holds `live_` shared
+// and gives way to a commit within a piece of work; nobody reads them while `in_place_` is set.
 #include "update/rank_weights.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
-#include <mutex>
-#include <numeric>
+#include <optional>
 
+#include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "layout/digest.h"
-#include "layout/pieces.h"
+#include "layout/known_names.h"
 #include "model/model.h"
+#include "quant/forms.h"
 #include "replica/replica.h"
 #include "replica/state.h"
 #include "tensor/hash.h"
@@ -37,90 +43,331 @@ using base::Fail;
 using base::Result;
 using base::Status;
 
-std::vector<base::ByteSpan> LiveViews(model::Model& model) {
-  const auto live = model.parameters().live();
-  return {live.begin(), live.end()};
+std::vector<base::ByteSpan> LiveViews(const model::Model& model,
+                                      std::span<const base::MutableByteSpan> live) {
+  std::vector<base::ByteSpan> views;
+  for (const layout::TensorSpec& spec : model.plan().parameters()) {
+    views.push_back(live[views.size()].first(spec.bytes()));
+  }
+  return views;
+}
+
+// The live parameters in the load layout: the unit of a tensor is restored beside them when it is
+// asked for, one at a time.
+class LoadLayout {
+ public:
+  LoadLayout(model::Model& model, base::ThreadPool& pool)
+      : model_(model), pool_(pool), views_(LiveViews(model, model.parameters().live())) {}
+
+  // Views of all parameters, of which those of the tensor are good.
+  std::span<const base::ByteSpan> Of(std::size_t tensor) {
+    const auto pieces = model_.plan().PiecesOf(tensor);
+    const std::size_t unit =
+        pieces.empty() ? quant::Units::npos : model_.units().UnitOf(pieces[0].parameter);
+    if (unit == quant::Units::npos || unit == unit_ ||
+        !model_.units().units()[unit].scheme->Repacks()) {
+      return views_;
+    }
+    unit_ = unit;
+    restored_ = model_.units().Restored(unit, model_.parameters().live(), pool_);
+    const std::vector<std::size_t>& parameters = model_.units().units()[unit].parameters;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const std::uint64_t bytes = model_.plan().parameters()[parameters[i]].bytes();
+      views_[parameters[i]] = base::ByteSpan(restored_[i]).first(bytes);
+    }
+    return views_;
+  }
+
+ private:
+  model::Model& model_;
+  base::ThreadPool& pool_;
+  std::vector<base::ByteSpan> views_;
+  std::size_t unit_ = quant::Units::npos;
+  std::vector<std::vector<std::byte>> restored_;  // of unit_
+};
+
+std::vector<layout::Arrival> ArrivalsOf(const payload::Batch& batch) {
+  std::vector<layout::Arrival> arrivals;
+  for (const payload::NamedTensor& tensor : batch.tensors()) {
+    arrivals.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.bytes});
+  }
+  return arrivals;
+}
+
+Status OutOfMemory(const std::string& what, const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+    return Fail(Code::kLimitExceeded, fmt::format("{}: out of memory", what));
+  }
+  return Fail(Code::kInternal, fmt::format("{}: {}", what, error.what()));
 }
 
 }  // namespace
 
-RankWeights::RankWeights(base::FileSystem& files, model::Model& model, std::string launch_path,
+struct RankWeights::OwnRunner {
+  OwnRunner(const Runner& runner, std::uint64_t undo_memory)
+      : role(runner.role),
+        model(*runner.model),
+        forms(quant::MakeForms(model.plan(), model.units())),
+        transaction(model, *forms, undo_memory),
+        checker(checker::MakeChecker(model.plan(), model.units(), model.parameters().live())) {}
+
+  std::string Prefixed(const std::string& name) const {
+    return role.empty() ? name : fmt::format("{}.{}", role, name);
+  }
+
+  std::string role;
+  model::Model& model;
+  std::unique_ptr<layout::Forms> forms;
+  Transaction transaction;
+  std::unique_ptr<checker::Checker> checker;
+  std::vector<std::size_t> scrambled;  // by a reset, and not written since
+};
+
+// Held while something may be written over live weights in place.
+class RankWeights::Writing {
+ public:
+  explicit Writing(RankWeights& weights) : weights_(weights) {
+    if (!weights.may_write_in_place()) return;
+    weights.EndReading();
+    lock_ = std::unique_lock(weights.live_);
+  }
+  ~Writing() {
+    if (!lock_.owns_lock()) return;
+    weights_.in_place_ = std::ranges::any_of(weights_.runners_, [](const auto& runner) {
+      return runner->transaction.writes_in_place();
+    });
+  }
+  Writing(const Writing&) = delete;
+  Writing& operator=(const Writing&) = delete;
+
+ private:
+  RankWeights& weights_;
+  std::unique_lock<std::shared_mutex> lock_;
+};
+
+RankWeights::RankWeights(base::FileSystem& files, std::vector<Runner> runners, Options options,
                          const base::CancelToken& cancel)
     : files_(files),
-      model_(model),
-      launch_path_(std::move(launch_path)),
+      options_(std::move(options)),
       cancel_(cancel),
-      reading_(std::make_shared<base::CancelToken>(&cancel)) {}
+      reading_(std::make_shared<base::CancelToken>(&cancel)) {
+  for (const Runner& runner : runners) {
+    runners_.push_back(std::make_unique<OwnRunner>(runner, options_.undo_memory));
+  }
+}
+
+RankWeights::~RankWeights() = default;
+
+model::Model& RankWeights::target() const { return runners_[0]->model; }
+
+std::vector<RankWeights::OwnRunner*> RankWeights::Selected(Selector selector) const {
+  std::vector<OwnRunner*> selected;
+  for (const auto& runner : runners_) {
+    if (Selects(selector, runner->role)) selected.push_back(runner.get());
+  }
+  return selected;
+}
+
+bool RankWeights::may_write_in_place() const {
+  return std::ranges::any_of(
+      runners_, [](const auto& runner) { return runner->transaction.may_write_in_place(); });
+}
 
 Status RankWeights::CompareConfiguration(const std::string& path) const {
   SYNCLINE_ASSIGN(const bool exists, base::Exists(files_, base::JoinPath(path, "config.json")));
   if (!exists) return {};  // weights only: the tensors' names and shapes say whether they fit
   SYNCLINE_ASSIGN(model::ModelConfig config, model::ReadModelConfig(files_, path));
-  config.end_tokens = model_.config().end_tokens;
-  config.model_type = model_.config().model_type;
-  if (config == model_.config()) return {};
+  config.end_tokens = target().config().end_tokens;
+  config.model_type = target().config().model_type;
+  if (config == target().config()) return {};
   return Fail(
       Code::kIncompatible,
       fmt::format("{}/config.json describes another model than the one that is served", path));
 }
 
+Result<Staged> RankWeights::StageIn(const std::string& path) {
+  SYNCLINE_TRY(cancel_.Check());
+  SYNCLINE_ASSIGN(const ReplicaReading reading, ReplicaReading::Begin(files_, path, cancel_));
+  SYNCLINE_TRY(CompareConfiguration(path));
+  SYNCLINE_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files_, path));
+  Staged staged = {.loaded = true, .unchanged = true};
+  for (const auto& runner : runners_) {
+    SYNCLINE_ASSIGN(const layout::LoadReport loaded,
+                    runner->transaction.Load(files_, checkpoint, staging_pool_, cancel_));
+    SYNCLINE_ASSIGN(const Transaction::Ready ready, runner->transaction.Prepare(staging_pool_));
+    staged.tensors += loaded.tensors;
+    staged.skipped += loaded.skipped;
+    staged.bytes += loaded.bytes;
+    staged.unchanged = staged.unchanged && ready.unchanged;
+    staged.in_place = staged.in_place || runner->transaction.writes_in_place();
+  }
+  SYNCLINE_ASSIGN(staged.held, reading.Held());
+  SYNCLINE_TRY(reading.End());
+  return staged;
+}
+
 Result<Staged> RankWeights::Stage(const std::string& path) {
   try {
-    SYNCLINE_TRY(cancel_.Check());
-    SYNCLINE_ASSIGN(const ReplicaReading reading, ReplicaReading::Begin(files_, path, cancel_));
-    SYNCLINE_TRY(CompareConfiguration(path));
-    SYNCLINE_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files_, path));
-    SYNCLINE_ASSIGN(const auto staging, model_.parameters().Staging());
-    Staged staged;
-    SYNCLINE_ASSIGN(staged.loaded, layout::LoadCheckpoint(files_, checkpoint, model_.plan(),
-                                                          staging, staging_pool_, &cancel_));
-    SYNCLINE_TRY(model_.Derive(staging));
-    // Stops at the first difference, which is early where a step was made.
-    const auto live = model_.parameters().live();
-    staged.unchanged = std::ranges::equal(staging, live, [](const auto& a, const auto& b) {
-      return std::memcmp(a.data(), b.data(), a.size()) == 0;
-    });
-    SYNCLINE_ASSIGN(staged.held, reading.Held());
-    SYNCLINE_TRY(reading.End());
-    return staged;
-  } catch (const std::bad_alloc&) {
-    return Fail(Code::kLimitExceeded, fmt::format("{}: out of memory", path));
+    for (const auto& runner : runners_) runner->transaction.Drop(staging_pool_);
+    const Writing writing(*this);
+    return StageIn(path);
   } catch (const std::exception& error) {
-    return Fail(Code::kInternal, fmt::format("{}: {}", path, error.what()));
+    return std::unexpected(OutOfMemory(path, error).error());
   }
 }
 
-void RankWeights::Exchange() {
+Result<Staged> RankWeights::Receive(Selector selector, payload::Format format, bool direct,
+                                    base::ByteSpan message) {
+  SYNCLINE_TRY(cancel_.Check());
+  SYNCLINE_ASSIGN(const auto batch, payload::Decode(message, format, options_.rank));
+  const std::vector<layout::Arrival> arrivals = ArrivalsOf(*batch);
+  const std::vector<OwnRunner*> selected = Selected(selector);
+  Staged staged;
+  if (selected.empty()) return staged;
+  std::vector<std::vector<layout::Claim>> claims;
+  for (const OwnRunner* runner : selected) {
+    SYNCLINE_ASSIGN(claims.emplace_back(), runner->transaction.Find(arrivals, direct));
+  }
+  for (std::size_t i = 0; i < arrivals.size(); ++i) {
+    const auto is = [&](layout::Claim::Kind kind) {
+      return std::ranges::all_of(claims, [&](const auto& own) {
+        return own[i].kind == kind || own[i].kind == layout::Claim::Kind::kUnknown;
+      });
+    };
+    if (is(layout::Claim::Kind::kUnknown)) {
+      return std::unexpected(selected[0]->transaction.WhyUnknown(arrivals[i]));
+    }
+    if (is(layout::Claim::Kind::kSkipped)) {
+      ++staged.skipped;
+    } else {
+      ++staged.tensors;
+      staged.bytes += arrivals[i].bytes.size();
+    }
+  }
+  const Writing writing(*this);
+  for (std::size_t i = 0; i < selected.size(); ++i) {
+    SYNCLINE_TRY(selected[i]->transaction.Write(arrivals, claims[i], staging_pool_));
+    staged.in_place = staged.in_place || selected[i]->transaction.writes_in_place();
+  }
+  return staged;
+}
+
+Result<Staged> RankWeights::Prepare(Selector selector, bool whole) {
+  Staged staged = {.unchanged = true};
+  std::string without;
+  const Writing writing(*this);
+  for (OwnRunner* runner : Selected(selector)) {
+    Transaction& transaction = runner->transaction;
+    for (const std::string& half : transaction.Halves()) {
+      staged.pending.push_back(runner->Prefixed(half));
+    }
+    SYNCLINE_ASSIGN(const Transaction::Ready ready, transaction.Prepare(staging_pool_));
+    staged.loaded = staged.loaded || ready.touched;
+    if (ready.touched) staged.unchanged = staged.unchanged && ready.unchanged;
+    if (!ready.touched && !runner->role.empty()) without = runner->role;
+    staged.in_place = staged.in_place || transaction.writes_in_place();
+  }
+  if (!whole) return staged;
+  if (!staged.pending.empty()) {
+    return Fail(Code::kOutOfOrder,
+                fmt::format("the update ended without a part of {} modules: {}",
+                            staged.pending.size(), layout::FirstNamesText(staged.pending)));
+  }
+  if (staged.loaded && !without.empty()) {
+    return Fail(Code::kNotFound,
+                fmt::format("no tensor came for the runner {} (an update for the target alone says "
+                            "selector=target)",
+                            without));
+  }
+  return staged;
+}
+
+void RankWeights::EndReading() {
+  const std::scoped_lock lock(reading_mutex_);
   reading_->Cancel();
-  const std::scoped_lock lock(live_);
-  std::vector<std::size_t> all(model_.plan().parameters().size());
-  std::iota(all.begin(), all.end(), std::size_t{0});
-  model_.parameters().Commit(all, exchange_pool_);
   reading_ = std::make_shared<base::CancelToken>(&cancel_);
 }
 
-std::vector<layout::OwnedPart> RankWeights::ExportOwned(std::size_t tensor) const {
-  return layout::TakeOwned(model_.plan(), tensor, LiveViews(model_));
+std::shared_ptr<base::CancelToken> RankWeights::BeginReading() const {
+  const std::scoped_lock lock(reading_mutex_);
+  return reading_;
+}
+
+std::vector<std::string> RankWeights::Commit() {
+  EndReading();
+  const std::scoped_lock lock(live_);
+  std::vector<std::string> lost;
+  in_place_ = false;
+  for (const auto& runner : runners_) {
+    const std::vector<std::size_t> whole = runner->transaction.Commit(commit_pool_);
+    std::erase_if(runner->scrambled,
+                  [&](std::size_t i) { return std::ranges::find(whole, i) != whole.end(); });
+    for (const std::string& name : runner->transaction.Lost()) {
+      lost.push_back(runner->Prefixed(name));
+    }
+    in_place_ = in_place_ || runner->transaction.writes_in_place();
+  }
+  return lost;
+}
+
+Status RankWeights::DeriveLive() {
+  EndReading();
+  const std::scoped_lock lock(live_);
+  for (const auto& runner : runners_) {
+    SYNCLINE_TRY(runner->model.Derive(runner->model.parameters().live()));
+  }
+  return {};
+}
+
+std::vector<std::string> RankWeights::Drop() {
+  std::vector<std::string> lost;
+  const Writing writing(*this);
+  for (const auto& runner : runners_) {
+    runner->transaction.Drop(staging_pool_);
+    for (const std::string& name : runner->transaction.Lost()) {
+      lost.push_back(runner->Prefixed(name));
+    }
+  }
+  return lost;
+}
+
+namespace {
+
+Status InPlace() { return Fail(Code::kOutOfOrder, "the weights are being written in place"); }
+
+}  // namespace
+
+Result<std::vector<layout::OwnedPart>> RankWeights::ExportOwned(std::size_t tensor) const {
+  if (in_place_) return std::unexpected(InPlace().error());
+  // The computing thread's own.
+  base::ThreadPool pool(1);
+  LoadLayout weights(target(), pool);
+  return layout::TakeOwned(target().plan(), tensor, weights.Of(tensor));
+}
+
+Status RankWeights::Changed(const base::CancelToken& begun) const {
+  if (cancel_.cancelled()) return Fail(Code::kCancelled, "cancelled");
+  if (in_place_) return InPlace();
+  if (!begun.cancelled()) return {};
+  return Fail(Code::kOutOfOrder, "the weights changed while they were read");
 }
 
 Result<RankDigests> RankWeights::Digests(const base::CancelToken& begun) const {
   const std::shared_lock lock(live_);
-  const layout::Plan& plan = model_.plan();
-  const std::vector<base::ByteSpan> live = LiveViews(model_);
+  SYNCLINE_TRY(Changed(begun));
+  const layout::Plan& plan = target().plan();
+  LoadLayout weights(target(), reading_pool_);
   RankDigests digests;
-  const auto changed = [&] {
-    if (cancel_.cancelled()) return Fail(Code::kCancelled, "cancelled");
-    return Fail(Code::kOutOfOrder, "the weights changed while their digests were computed");
-  };
   for (std::size_t i = 0; i < plan.tensors().size(); ++i) {
-    const auto digest = layout::DigestOwned(plan, i, live, &begun);
-    if (!digest) return changed();
+    const auto digest = layout::DigestOwned(plan, i, weights.Of(i), &begun);
+    if (!digest) return std::unexpected(Changed(begun).error());
     digests.tensors.push_back(*digest);
   }
   std::string derived;
+  const auto live = target().parameters().live();
   for (std::size_t i = 0; i < plan.parameters().size(); ++i) {
     if (!plan.IsDerived(i)) continue;
-    if (begun.cancelled()) return changed();
+    SYNCLINE_TRY(Changed(begun));
     const layout::TensorSpec& spec = plan.parameters()[i];
     derived += fmt::format("{} {}\n", spec.name,
                            tensor::DigestOf(live[i], tensor::DigestUnitBytes(spec.dtype)).Hex());
@@ -131,11 +378,90 @@ Result<RankDigests> RankWeights::Digests(const base::CancelToken& begun) const {
   return digests;
 }
 
+Status RankWeights::Snapshot(Selector selector) {
+  const std::shared_lock lock(live_);
+  if (in_place_) return InPlace();
+  for (OwnRunner* runner : Selected(selector)) SYNCLINE_TRY(runner->checker->Snapshot());
+  return {};
+}
+
+Result<std::vector<RankCheck>> RankWeights::Compare(Selector selector,
+                                                    const checker::CheckOptions& options,
+                                                    const base::CancelToken& begun) {
+  const std::shared_lock lock(live_);
+  SYNCLINE_TRY(Changed(begun));
+  std::vector<RankCheck> checks;
+  for (OwnRunner* runner : Selected(selector)) {
+    auto compared = runner->checker->Compare(options, reading_pool_, begun);
+    if (!compared && compared.error().code == Code::kCancelled) SYNCLINE_TRY(Changed(begun));
+    if (!compared) return std::unexpected(compared.error());
+    for (const checker::Difference& difference : compared->skipped_different) {
+      base::Log(base::LogLevel::kWarning, fmt::format("weights checker: {} differs, and is skipped",
+                                                      runner->Prefixed(difference.name)));
+    }
+    checks.push_back({.role = runner->role,
+                      .message = compared->Message(),
+                      .compared = compared->compared.size(),
+                      .skipped = std::move(compared->skipped),
+                      .scrambled = runner->scrambled.size()});
+  }
+  return checks;
+}
+
+Result<std::vector<RankCheck>> RankWeights::Checksums(Selector selector,
+                                                      const checker::CheckOptions& options,
+                                                      const base::CancelToken& begun) {
+  const std::shared_lock lock(live_);
+  SYNCLINE_TRY(Changed(begun));
+  std::vector<RankCheck> checks;
+  for (OwnRunner* runner : Selected(selector)) {
+    auto checksums = runner->checker->Checksums(options, reading_pool_, begun);
+    if (!checksums && checksums.error().code == Code::kCancelled) SYNCLINE_TRY(Changed(begun));
+    if (!checksums) return std::unexpected(checksums.error());
+    checks.push_back({.role = runner->role,
+                      .checksums = *std::move(checksums),
+                      .scrambled = runner->scrambled.size()});
+  }
+  return checks;
+}
+
+Status RankWeights::Reset(Selector selector, const checker::CheckOptions& options) {
+  EndReading();
+  const std::scoped_lock lock(live_);
+  if (in_place_) return InPlace();
+  for (OwnRunner* runner : Selected(selector)) {
+    SYNCLINE_ASSIGN(const std::vector<std::size_t> overwritten,
+                    runner->checker->Reset(options, ++resets_));
+    for (const std::size_t parameter : overwritten) {
+      if (std::ranges::find(runner->scrambled, parameter) == runner->scrambled.end()) {
+        runner->scrambled.push_back(parameter);
+      }
+    }
+  }
+  return {};
+}
+
+Result<std::vector<std::string>> RankWeights::PutBack(Selector selector) {
+  EndReading();
+  const std::scoped_lock lock(live_);
+  if (in_place_) return std::unexpected(InPlace().error());
+  std::vector<std::string> names;
+  for (OwnRunner* runner : Selected(selector)) {
+    if (runner->scrambled.empty()) continue;
+    SYNCLINE_TRY(runner->checker->PutBack(runner->scrambled));
+    for (const std::size_t parameter : runner->scrambled) {
+      names.push_back(runner->Prefixed(runner->model.plan().parameters()[parameter].name));
+    }
+    runner->scrambled.clear();
+  }
+  return names;
+}
+
 PullOutcome RankWeights::Pull(const PullRequest& request) const {
   PullOutcome outcome;
   const auto report =
       replica::Pull(files_, request.source, request.replica,
-                    {.version = request.version, .seed = launch_path_, .cancel = &cancel_});
+                    {.version = request.version, .seed = options_.launch_path, .cancel = &cancel_});
   if (!report) outcome.status = std::unexpected(report.error());
   const auto marker = replica::ReplicaState(files_, request.replica).ReadMarker();
   if (marker && *marker) outcome.held = (*marker)->version;

@@ -1,8 +1,10 @@
-// What one rank does to its own weights, the same on all ranks.
+// What one rank does to the weights of its runners, the same on all ranks.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <shared_mutex>
 #include <string>
@@ -12,13 +14,14 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/thread_pool.h"
-#include "layout/load.h"
+#include "checker/checker.h"
+#include "layout/forms.h"
 #include "layout/pieces.h"
+#include "payload/payload.h"
 #include "tensor/digest.h"
-
-namespace syncline::model {
-class Model;
-}
+#include "update/runner.h"
+#include "update/selector.h"
+#include "update/transaction.h"
 
 namespace syncline::update {
 
@@ -28,13 +31,23 @@ struct PullRequest {
   std::uint64_t version = 0;
 };
 
-// A checkpoint that lies ready in the staging arena.
+struct PullOutcome {
+  base::Status status;
+  std::optional<std::uint64_t> held;  // that the replica is at now
+};
+
+// What lies ready to be committed on one rank.
 struct Staged {
-  layout::LoadReport loaded;
+  std::uint64_t tensors = 0;  // of checkpoints; of messages those that some runner takes
+  std::uint64_t skipped = 0;  // that rules leave out
+  std::uint64_t bytes = 0;    // that came; of a checkpoint what this rank holds of it
+  bool loaded = false;        // anything will become live
+  bool unchanged = false;     // and it is what is live already
+  bool in_place = false;      // something was written over live weights
   // What the replica that it was read from holds: version and identity; empty for any other
   // directory. Ranks that read different versions must not be mixed.
   std::string held;
-  bool unchanged = false;  // the bytes are those that are live already
+  std::vector<std::string> pending;  // modules that wait for the rest (Transaction::Halves)
 };
 
 struct RankDigests {
@@ -42,47 +55,103 @@ struct RankDigests {
   std::string derived;  // xxh3-128 over the digests of the derived parameters; empty: it has none
 };
 
-struct PullOutcome {
-  base::Status status;
-  std::optional<std::uint64_t> held;  // that the replica is at now
+// Of one runner, in the order of the runners.
+struct RankCheck {
+  std::string role;
+  std::string message;                // of a comparison: CompareReport::Message
+  std::uint64_t compared = 0;         // entries
+  std::vector<std::string> skipped;   // names
+  checker::ChecksumReport checksums;  // of checksums
+  std::uint64_t scrambled = 0;  // parameters that a reset overwrote and no update has written since
 };
 
-// Stage and Pull may run while the model computes, one of each at a time. Exchange and ExportOwned
-// are for the thread that computes, between two steps.
+// One update, one pull, one check and one reading of digests at a time. Unless said otherwise the
+// model may compute meanwhile. "Computing thread": called by it, between two steps.
 class RankWeights {
  public:
-  // All must outlive it. `launch_path`: version 0 of pulls.
-  RankWeights(base::FileSystem& files, model::Model& model, std::string launch_path,
+  struct Options {
+    std::string launch_path;  // version 0 of pulls
+    std::uint32_t rank = 0;
+    std::uint64_t undo_memory = ~std::uint64_t{0};  // of each runner
+  };
+  // All must outlive it. The first runner is the target.
+  RankWeights(base::FileSystem& files, std::vector<Runner> runners, Options options,
               const base::CancelToken& cancel);
+  ~RankWeights();
 
-  // Reads and checks the whole checkpoint into the staging arena (configuration, every name, shape
-  // and dtype; nothing missing, nothing unknown) and derives what is derived. A replica's lock is
-  // held shared while it is read; it must be whole and stay at its version.
+  // May an update write in place? Then no forward may run from the first message to Commit or Drop.
+  bool may_write_in_place() const;
+
+  // Reads and checks a whole checkpoint (configuration, every name, shape and dtype; nothing
+  // missing, nothing unknown) for all runners and makes it ready. What was made ready before is
+  // dropped. A replica's lock is held shared while it is read; it must be whole and stay at its
+  // version.
   base::Result<Staged> Stage(const std::string& path);
 
-  // Swaps the staging arena with the live one.
-  void Exchange();
+  // Takes the tensors of a message for the runners that are selected. Each must be one's whose plan
+  // knows it. A message that fails has written nothing, unless the fault is in its values.
+  base::Result<Staged> Receive(Selector selector, payload::Format format, bool direct,
+                               base::ByteSpan message);
 
-  std::vector<layout::OwnedPart> ExportOwned(std::size_t tensor) const;
+  // Makes what came ready. `whole`: halves are kOutOfOrder, else they wait; and a draft of
+  // `selector` that got nothing although something came is kNotFound.
+  base::Result<Staged> Prepare(Selector selector, bool whole);
 
-  // Digests of the weights that are live when BeginDigests is called (between two steps); computed by
-  // Digests on any thread, while the model goes on. kOutOfOrder if the weights change before it is
+  // Computing thread. What is ready is live afterwards. Names the parameters that are lost (see
+  // Transaction::Lost), of all runners.
+  std::vector<std::string> Commit();
+  // Computing thread. Derives anew from the live weights: they may have been written by others.
+  base::Status DeriveLive();
+  // Forgets what came.
+  std::vector<std::string> Drop();
+
+  // Computing thread.
+  base::Result<std::vector<layout::OwnedPart>> ExportOwned(std::size_t tensor) const;
+
+  // Digests of the target's weights that are live when BeginReading is called (between two steps);
+  // computed on any thread, while the model goes on. kOutOfOrder if the weights change before it is
   // done: the change does not wait.
-  std::shared_ptr<base::CancelToken> BeginDigests() const { return reading_; }
+  std::shared_ptr<base::CancelToken> BeginReading() const;
   base::Result<RankDigests> Digests(const base::CancelToken& begun) const;
+
+  // The checker of each selected runner. Compare and Checksums as Digests.
+  base::Status Snapshot(Selector selector);
+  base::Result<std::vector<RankCheck>> Compare(Selector selector,
+                                               const checker::CheckOptions& options,
+                                               const base::CancelToken& begun);
+  base::Result<std::vector<RankCheck>> Checksums(Selector selector,
+                                                 const checker::CheckOptions& options,
+                                                 const base::CancelToken& begun);
+  // Computing thread.
+  base::Status Reset(Selector selector, const checker::CheckOptions& options);
+  // Computing thread. The snapshot's bytes of what a reset overwrote and no update has written since;
+  // returns the names of those parameters.
+  base::Result<std::vector<std::string>> PutBack(Selector selector);
 
   PullOutcome Pull(const PullRequest& request) const;
 
  private:
+  struct OwnRunner;
+  class Writing;
+
   base::Status CompareConfiguration(const std::string& path) const;
+  base::Result<Staged> StageIn(const std::string& path);
+  base::Status Changed(const base::CancelToken& begun) const;
+  std::vector<OwnRunner*> Selected(Selector selector) const;
+  model::Model& target() const;
+  void EndReading();
 
   base::FileSystem& files_;
-  model::Model& model_;
-  const std::string launch_path_;
+  std::vector<std::unique_ptr<OwnRunner>> runners_;
+  const Options options_;
   const base::CancelToken& cancel_;
   base::ThreadPool staging_pool_;
-  base::ThreadPool exchange_pool_;
-  mutable std::shared_mutex live_;              // held shared while digests are computed
+  base::ThreadPool commit_pool_;
+  mutable base::ThreadPool reading_pool_;
+  std::uint64_t resets_ = 0;
+  std::atomic<bool> in_place_ = false;  // some live slots are in the load layout
+  mutable std::shared_mutex live_;      // held shared while live weights are read
+  mutable std::mutex reading_mutex_;
   std::shared_ptr<base::CancelToken> reading_;  // of the live weights: cancelled when they go
 };
 

@@ -1,0 +1,327 @@
+// Invariants:
+//   1. Live slots of a group are in the runtime layout unless the group is in place and not
+//      prepared.
+//   2. Staged slots of a group are in the load layout until it is prepared, then in the runtime
+//      layout; targets_ of its parameters are the staged slots, of all other parameters the live
+//      ones.
+//   3. A group is complete if every tensor that lies in it has come. What has not come is in a
+//      staged group only after Fill.
+#include "update/transaction.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "layout/pieces.h"
+#include "layout/runs.h"
+#include "model/model.h"
+
+namespace syncline::update {
+
+using base::Result;
+using base::Status;
+using layout::Arrival;
+using layout::Claim;
+
+namespace {
+
+constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+base::MutableByteSpan LoadPart(const layout::TensorSpec& spec, base::MutableByteSpan slot) {
+  return slot.first(spec.bytes());
+}
+
+std::vector<base::MutableByteSpan> LoadParts(model::Model& model) {
+  std::vector<base::MutableByteSpan> parts;
+  for (const base::MutableByteSpan slot : model.parameters().live()) {
+    parts.push_back(LoadPart(model.plan().parameters()[parts.size()], slot));
+  }
+  return parts;
+}
+
+// "…q_proj" of "…q_proj.weight_scale_inv".
+std::string_view ModuleOf(std::string_view tensor) {
+  return tensor.substr(0, std::min(tensor.rfind('.'), tensor.size()));
+}
+
+}  // namespace
+
+Transaction::Transaction(model::Model& model, const layout::Forms& forms, std::uint64_t undo_memory)
+    : model_(model),
+      undo_memory_(undo_memory),
+      targets_(LoadParts(model)),
+      intake_(model.plan(), targets_, &forms) {
+  MakeGroups();
+}
+
+void Transaction::MakeGroups() {
+  const quant::Units& units = model_.units();
+  const auto live = model_.parameters().live();
+  group_of_.assign(live.size(), kNone);
+  for (std::size_t i = 0; i < live.size(); ++i) {
+    const std::size_t unit = units.UnitOf(i);
+    if (unit == quant::Units::npos) {
+      group_of_[i] = groups_.size();
+      groups_.push_back({.parameters = {i}});
+    } else if (group_of_[i] == kNone) {
+      for (const std::size_t parameter : units.units()[unit].parameters) {
+        group_of_[parameter] = groups_.size();
+      }
+      groups_.push_back({.parameters = units.units()[unit].parameters, .unit = unit});
+    }
+  }
+  for (Group& group : groups_) {
+    for (const std::size_t parameter : group.parameters) group.bytes += live[parameter].size();
+  }
+}
+
+bool Transaction::may_write_in_place() const {
+  std::uint64_t all = 0;
+  for (const Group& group : groups_) all += group.bytes;
+  return all > undo_memory_;
+}
+
+Result<std::vector<Claim>> Transaction::Find(std::span<const Arrival> message, bool direct) const {
+  return direct ? intake_.FindParameters(message) : intake_.Find(message);
+}
+
+// Decides where a group goes when the first of it comes.
+Status Transaction::Touch(std::size_t index, base::ThreadPool& pool, bool restore) {
+  Group& group = groups_[index];
+  if (group.place != Place::kUntouched) return {};
+  const layout::Plan& plan = model_.plan();
+  if (undo_memory_ - staged_bytes_ >= group.bytes) {
+    if (staging_.empty()) {
+      SYNCLINE_ASSIGN(staging_, model_.parameters().Staging());
+    }
+    staged_bytes_ += group.bytes;
+    group.place = Place::kStaged;
+    for (const std::size_t parameter : group.parameters) {
+      targets_[parameter] = LoadPart(plan.parameters()[parameter], staging_[parameter]);
+    }
+    return {};
+  }
+  group.place = Place::kInPlace;
+  in_place_ = true;
+  if (restore && group.unit != kNone) {
+    const quant::Unit& unit = model_.units().units()[group.unit];
+    if (unit.scheme->Repacks()) {
+      unit.scheme->Restore(unit.matrix,
+                           model_.units().SlotsOf(group.unit, model_.parameters().live()), pool);
+    }
+  }
+  return {};
+}
+
+Status Transaction::Write(std::span<const Arrival> message, std::span<const Claim> claims,
+                          base::ThreadPool& pool) {
+  for (const std::size_t parameter : intake_.Targets(claims)) {
+    SYNCLINE_TRY(Touch(group_of_[parameter], pool, /*restore=*/true));
+  }
+  return intake_.Write(message, claims, pool);
+}
+
+Result<layout::LoadReport> Transaction::Load(base::FileSystem& files,
+                                             const checkpoint::Checkpoint& checkpoint,
+                                             base::ThreadPool& pool,
+                                             const base::CancelToken& cancel) {
+  SYNCLINE_TRY(layout::CheckNames(checkpoint, model_.plan()));
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    if (model_.plan().IsDerived(groups_[i].parameters[0])) continue;
+    SYNCLINE_TRY(Touch(i, pool, /*restore=*/false));
+  }
+  SYNCLINE_ASSIGN(
+      const layout::LoadReport report,
+      layout::LoadCheckpoint(files, checkpoint, model_.plan(), targets_, pool, &cancel));
+  intake_.NoteAll();
+  return report;
+}
+
+bool Transaction::IsComplete(const Group& group) const {
+  return std::ranges::all_of(group.parameters, [&](std::size_t parameter) {
+    return std::ranges::all_of(intake_.TensorsOf(parameter),
+                               [&](std::size_t tensor) { return intake_.Came(tensor); });
+  });
+}
+
+// What a module of the group lacks; empty: nothing.
+std::string Transaction::Half(const Group& group) const {
+  if (group.unit == kNone || group.place == Place::kUntouched) return "";
+  struct Module {
+    std::vector<std::string_view> came;
+    std::vector<std::string_view> missing;
+  };
+  std::map<std::string_view, Module> modules;
+  for (const std::size_t parameter : group.parameters) {
+    for (const std::size_t tensor : intake_.TensorsOf(parameter)) {
+      const std::string_view name = model_.plan().tensors()[tensor].name;
+      Module& module = modules[ModuleOf(name)];
+      const std::string_view last = name.substr(std::min(ModuleOf(name).size() + 1, name.size()));
+      (intake_.Came(tensor) ? module.came : module.missing).push_back(last);
+    }
+  }
+  for (const auto& [name, module] : modules) {
+    if (module.came.empty() || module.missing.empty()) continue;
+    return fmt::format("{}: {} has come without {}", name, fmt::join(module.came, " and "),
+                       fmt::join(module.missing, " and "));
+  }
+  return "";
+}
+
+std::vector<std::string> Transaction::Halves() const {
+  std::vector<std::string> halves;
+  for (const Group& group : groups_) {
+    if (std::string half = Half(group); !half.empty()) halves.push_back(std::move(half));
+  }
+  return halves;
+}
+
+// Copies what has not come from `source`, slots in the load layout.
+void Transaction::FillFrom(const Group& group, std::span<const base::MutableByteSpan> source) {
+  const layout::Plan& plan = model_.plan();
+  for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+    const std::size_t parameter = group.parameters[i];
+    const layout::TensorSpec& spec = plan.parameters()[parameter];
+    for (const std::size_t tensor : intake_.TensorsOf(parameter)) {
+      if (intake_.Came(tensor)) continue;
+      for (const layout::Piece& piece : plan.PiecesOf(tensor)) {
+        if (piece.parameter != parameter) continue;
+        const layout::Place place = {spec.shape, piece.destination};
+        layout::CopyRuns(layout::FindRuns(spec.dtype, place, place), source[i].data(),
+                         targets_[parameter].data());
+      }
+    }
+  }
+}
+
+void Transaction::Fill(const Group& group, base::ThreadPool& pool) {
+  for (const std::size_t parameter : group.parameters) {
+    model_.plan().ClearFillsOf(parameter, targets_[parameter]);
+  }
+  if (IsComplete(group)) return;
+  const auto live = model_.parameters().live();
+  if (group.unit == kNone) {
+    const base::MutableByteSpan source = live[group.parameters[0]];
+    return FillFrom(group, {&source, 1});
+  }
+  if (!model_.units().units()[group.unit].scheme->Repacks()) {
+    return FillFrom(group, model_.units().SlotsOf(group.unit, live));
+  }
+  std::vector<std::vector<std::byte>> restored = model_.units().Restored(group.unit, live, pool);
+  FillFrom(group, std::vector<base::MutableByteSpan>(restored.begin(), restored.end()));
+}
+
+void Transaction::Process(const Group& group, base::ThreadPool& pool) {
+  if (group.unit == kNone) return;
+  const quant::Unit& unit = model_.units().units()[group.unit];
+  if (!unit.scheme->Repacks()) return;
+  const auto memory = group.place == Place::kStaged ? staging_ : model_.parameters().live();
+  unit.scheme->Process(unit.matrix, model_.units().SlotsOf(group.unit, memory), pool);
+}
+
+// The slots that will be live after Commit.
+std::vector<base::MutableByteSpan> Transaction::SlotsNow() const {
+  const auto live = model_.parameters().live();
+  std::vector<base::MutableByteSpan> slots(live.begin(), live.end());
+  for (const std::size_t parameter : ready_) slots[parameter] = staging_[parameter];
+  return slots;
+}
+
+// Small beside what they are derived from, so they are always staged.
+Status Transaction::Derive() {
+  std::vector<std::size_t> derived;
+  for (std::size_t i = 0; i < group_of_.size(); ++i) {
+    if (model_.plan().IsDerived(i)) derived.push_back(i);
+  }
+  if (derived.empty()) return {};
+  if (staging_.empty()) {
+    SYNCLINE_ASSIGN(staging_, model_.parameters().Staging());
+  }
+  ready_.insert(ready_.end(), derived.begin(), derived.end());
+  return model_.Derive(SlotsNow());
+}
+
+Result<Transaction::Ready> Transaction::Prepare(base::ThreadPool& pool) {
+  Ready ready;
+  ready_.clear();
+  for (Group& group : groups_) {
+    if (group.place == Place::kUntouched || !Half(group).empty()) continue;
+    ready.touched = true;
+    if (group.place == Place::kStaged) {
+      Fill(group, pool);
+      ready_.insert(ready_.end(), group.parameters.begin(), group.parameters.end());
+    }
+    Process(group, pool);
+    group.prepared = true;
+  }
+  if (!ready.touched) return ready;
+  SYNCLINE_TRY(Derive());
+  // Stops at the first difference, which is early where a step was made.
+  const auto live = model_.parameters().live();
+  ready.unchanged = !in_place_ && std::ranges::all_of(ready_, [&](std::size_t i) {
+    return std::memcmp(live[i].data(), staging_[i].data(), live[i].size()) == 0;
+  });
+  return ready;
+}
+
+// Back to untouched.
+void Transaction::Leave(Group& group) {
+  if (group.place == Place::kStaged) staged_bytes_ -= group.bytes;
+  group.place = Place::kUntouched;
+  group.prepared = false;
+  const auto live = model_.parameters().live();
+  for (const std::size_t parameter : group.parameters) {
+    targets_[parameter] = LoadPart(model_.plan().parameters()[parameter], live[parameter]);
+    for (const std::size_t tensor : intake_.TensorsOf(parameter)) intake_.Forget(tensor);
+  }
+}
+
+std::vector<std::size_t> Transaction::Commit(base::ThreadPool& pool) {
+  model_.parameters().Commit(ready_, pool);
+  std::vector<std::size_t> whole;
+  for (const std::size_t parameter : ready_) {
+    if (model_.plan().IsDerived(parameter)) whole.push_back(parameter);
+  }
+  ready_.clear();
+  in_place_ = false;
+  for (Group& group : groups_) {
+    if (group.prepared) {
+      if (IsComplete(group)) {
+        group.lost = false;
+        whole.insert(whole.end(), group.parameters.begin(), group.parameters.end());
+      }
+      Leave(group);
+    }
+    in_place_ = in_place_ || group.place == Place::kInPlace;
+  }
+  return whole;
+}
+
+void Transaction::Drop(base::ThreadPool& pool) {
+  ready_.clear();
+  for (Group& group : groups_) {
+    if (group.place == Place::kUntouched) continue;
+    if (group.place == Place::kInPlace) {
+      if (!group.prepared) Process(group, pool);
+      group.lost = true;
+    }
+    Leave(group);
+  }
+  in_place_ = false;
+}
+
+std::vector<std::string> Transaction::Lost() const {
+  std::vector<std::string> names;
+  for (const Group& group : groups_) {
+    if (!group.lost) continue;
+    for (const std::size_t parameter : group.parameters) {
+      names.push_back(model_.plan().parameters()[parameter].name);
+    }
+  }
+  return names;
+}
+
+}  // namespace syncline::update

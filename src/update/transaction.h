@@ -1,0 +1,126 @@
+// One update of the weights of one runner on one rank: what comes is made ready beside the live
+// weights, and becomes live at one stroke.
+//
+// A group is what becomes live together: a unit of quantised weights, or a parameter that belongs to
+// none. A group of which anything has come is either staged, in the second arena, where a failure
+// costs nothing, or, where the undo memory is used up, written in place: then no forward may run
+// until it is processed, and it cannot be taken back.
+//
+//   Write       a message, into the load layout. A group that is written in place is restored first
+//   Halves      modules of which a part is missing: a weight without its scale
+//   Prepare     staged groups: what has not come is filled in from the live weights, then they are
+//               processed. In place: processed. Then everything that is derived is derived anew
+//   Commit      copies the staged groups over the live ones. Cannot fail
+//   Drop        forgets what is staged; processes what was written in place, which is lost
+//
+// So a session that sends nothing, a half or everything ends at the bytes of a cold load of what was
+// sent over what was there.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/thread_pool.h"
+#include "layout/forms.h"
+#include "layout/intake.h"
+#include "layout/load.h"
+
+namespace syncline::checkpoint {
+class Checkpoint;
+}
+namespace syncline::model {
+class Model;
+}
+
+namespace syncline::update {
+
+// One thread at a time. Commit must not run beside a forward, and everything but Find must not run
+// beside one while writes_in_place().
+class Transaction {
+ public:
+  // All must outlive it. `undo_memory`: bytes that may be staged.
+  Transaction(model::Model& model, const layout::Forms& forms, std::uint64_t undo_memory);
+
+  // What the arrivals of a message are for; writes nothing. As Intake::Find, or with `direct` as
+  // Intake::FindParameters.
+  base::Result<std::vector<layout::Claim>> Find(std::span<const layout::Arrival> message,
+                                                bool direct) const;
+  base::Error WhyUnknown(const layout::Arrival& arrival) const {
+    return intake_.WhyUnknown(arrival);
+  }
+
+  // kNoSpace: the system gives no second arena. After any other error what was touched is lost if
+  // it was written in place; the transaction can only be dropped.
+  base::Status Write(std::span<const layout::Arrival> message,
+                     std::span<const layout::Claim> claims, base::ThreadPool& pool);
+
+  // Reads a whole checkpoint instead. It must hold every tensor of the runner.
+  base::Result<layout::LoadReport> Load(base::FileSystem& files,
+                                        const checkpoint::Checkpoint& checkpoint,
+                                        base::ThreadPool& pool, const base::CancelToken& cancel);
+
+  // Would a whole update write in place?
+  bool may_write_in_place() const;
+  bool writes_in_place() const { return in_place_; }
+
+  // "model.layers.0.mlp.down_proj: weight has come without weight_scale_inv"
+  std::vector<std::string> Halves() const;
+
+  struct Ready {
+    bool touched = false;    // something will become live, or is
+    bool unchanged = false;  // and it is what was live already
+  };
+  // Groups with halves are left as they are: they wait for the rest.
+  base::Result<Ready> Prepare(base::ThreadPool& pool);
+
+  // What is prepared is live afterwards, and the transaction goes on with the groups that wait.
+  // Returns the parameters that were written completely: from what came, or derived.
+  std::vector<std::size_t> Commit(base::ThreadPool& pool);
+  void Drop(base::ThreadPool& pool);
+
+  // Parameters that are lost: written in place, and dropped or failed since. They stay so until
+  // they have been written completely.
+  std::vector<std::string> Lost() const;
+
+  const layout::IntakeReport& report() const { return intake_.report(); }
+
+ private:
+  enum class Place : std::uint8_t { kUntouched, kStaged, kInPlace };
+  struct Group {
+    std::vector<std::size_t> parameters;
+    std::size_t unit = static_cast<std::size_t>(-1);  // none
+    std::uint64_t bytes = 0;                          // of its slots
+    Place place = Place::kUntouched;
+    bool prepared = false;
+    bool lost = false;
+  };
+
+  void MakeGroups();
+  base::Status Touch(std::size_t group, base::ThreadPool& pool, bool restore);
+  bool IsComplete(const Group& group) const;
+  std::string Half(const Group& group) const;
+  void Fill(const Group& group, base::ThreadPool& pool);
+  void FillFrom(const Group& group, std::span<const base::MutableByteSpan> source);
+  void Process(const Group& group, base::ThreadPool& pool);
+  base::Status Derive();
+  void Leave(Group& group);
+  std::vector<base::MutableByteSpan> SlotsNow() const;
+
+  model::Model& model_;
+  const std::uint64_t undo_memory_;
+  std::vector<Group> groups_;
+  std::vector<std::size_t> group_of_;               // by parameter
+  std::vector<base::MutableByteSpan> targets_;      // by parameter, in the load layout
+  std::span<const base::MutableByteSpan> staging_;  // slots; empty: not made yet
+  layout::Intake intake_;
+  std::vector<std::size_t> ready_;  // parameters to be committed
+  std::uint64_t staged_bytes_ = 0;
+  bool in_place_ = false;
+};
+
+}  // namespace syncline::update

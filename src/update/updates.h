@@ -1,0 +1,84 @@
+// Everything on rank 0 that changes weights: sessions, tensors, checkpoints, the version's label.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/error.h"
+#include "engine/engine.h"
+#include "update/others.h"
+#include "update/rank_weights.h"
+#include "update/weights.h"
+
+namespace syncline::update {
+
+// One thread, the update thread, which waits for the engine's; but state(), model_path() and
+// SetVersion are for any thread.
+class Updates {
+ public:
+  // All must outlive it.
+  Updates(engine::Engine& engine, RankWeights& own, const Others& others,
+          const Weights::Options& options);
+
+  base::Result<UpdateReport> FromDisk(const DiskUpdate& update);
+  base::Result<UpdateReport> FromTensors(const TensorUpdate& update);
+  base::Status Begin(const BeginRequest& request);
+  base::Result<UpdateReport> End(const EndRequest& request);
+  // Undoes a session of which nothing was heard for that long.
+  void Expire(std::chrono::milliseconds silence);
+
+  base::Status SetVersion(const std::string& label);
+  SessionState state() const;
+  std::string model_path() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  base::Result<Staged> AddUp(const base::Result<Staged>& own, const Answers& answers) const;
+  base::Result<Staged> StageEverywhere(const std::string& path);
+  base::Result<Staged> ReceiveEverywhere(const TensorUpdate& update, Selector selector);
+  base::Result<Staged> PrepareEverywhere(Selector selector, bool whole);
+  base::Status DropEverywhere();
+  base::Result<bool> MayWriteInPlace();
+
+  base::Status Quiesce(bool hold);
+  base::Status CommitEverywhere(const engine::Engine::ExclusiveOptions& options, bool derive_only,
+                                const std::optional<std::string>& path);
+  base::Status Settle(std::vector<std::string> lost, const std::vector<std::string>& pending);
+  base::Status ExclusiveWork(const engine::Engine::ExclusiveOptions& options,
+                             const std::function<base::Status()>& work);
+  base::Status CheckFlush(bool flush) const;
+  base::Status CheckPayloads(const TensorUpdate& update) const;
+  base::Result<Selector> CheckSession(const TensorUpdate& update) const;
+  base::Result<UpdateReport> ApplyOne(const TensorUpdate& update, Selector selector);
+  base::Result<UpdateReport> CommitSession(UpdateReport report);
+  void Close();
+  void Touch() { heard_ = Clock::now(); }
+  template <typename Change>
+  void ChangeState(const Change& change) {
+    const std::scoped_lock lock(mutex_);
+    change(state_);
+  }
+
+  engine::Engine& engine_;
+  RankWeights& own_;
+  const Others& others_;
+  const Weights::Options& options_;
+  const std::uint32_t ranks_;
+  std::optional<bool> may_write_;  // in place, on any rank
+  bool held_ = false;              // by us
+  bool sync_base_ = true;          // of the open session
+  bool flush_ = false;             // something in the session asked for it
+  std::vector<std::string> lost_;
+  Clock::time_point heard_ = Clock::now();
+  mutable std::mutex mutex_;
+  SessionState state_;      // guarded by mutex_
+  std::string model_path_;  // guarded by mutex_
+};
+
+}  // namespace syncline::update
