@@ -1,6 +1,7 @@
 // Changes the weights of a running engine, all or nothing on all of its ranks, and reads them back.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,9 +12,12 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "engine/engine.h"
+#include "payload/payload.h"
 #include "tensor/digest.h"
 #include "tensor/dtype.h"
+#include "update/checker.h"
 #include "update/rank_weights.h"
+#include "update/selector.h"
 
 namespace syncline::model {
 class Model;
@@ -35,8 +39,71 @@ struct UpdateReport {
   std::uint64_t skipped = 0;  // that a rule leaves out
   std::uint64_t bytes = 0;    // that all ranks hold together
   bool unchanged = false;     // they are what was live already, on every rank
-  double stage_seconds = 0;   // reading and checking, while the engine may go on
-  double apply_seconds = 0;   // in which no forward can run
+  // False: more than the undo memory holds was written in place, so a failure from here on leaves
+  // the engine without a whole version.
+  bool undoable = true;
+  // Outside a session: tensors that wait for the rest of their pair (a weight for its scale).
+  std::vector<std::string> pending;
+  double stage_seconds = 0;  // reading and checking, while the engine may go on
+  double apply_seconds = 0;  // in which no forward can run
+};
+
+// Is a session needed for updates from tensors?
+enum class SessionRule : std::uint8_t {
+  kRequired,  // an update without one is refused
+  kOptional,  // is a transaction of its own
+  kIgnored,   // begin and end do nothing, every update is a transaction of its own
+};
+
+struct BeginRequest {
+  Selector selector = Selector::kAll;
+  bool sync_base = true;  // false: only adapters will come, base tensors are refused
+};
+
+struct EndRequest {
+  bool abort = false;  // undo all of it
+};
+
+struct SessionState {
+  bool open = false;
+  Selector selector = Selector::kAll;
+  bool loaded = false;                        // something came
+  std::optional<std::string> weight_version;  // that the end will set
+  std::optional<std::string> failure;         // the end will undo the session, for this reason
+  // The engine holds no whole version (an update in place failed): it refuses to generate.
+  std::optional<std::string> incomplete;
+};
+
+struct TensorUpdate {
+  // By rank; one for all ranks only in the formats that bring bytes (safetensors).
+  std::vector<std::vector<std::byte>> payloads;
+  payload::Format format = payload::Format::kPlain;
+  bool direct = false;  // names are those of the engine's parameters, in their load layout
+  std::optional<std::string> weight_version;
+  bool flush_cache = true;
+  std::optional<Selector> selector;  // nothing: that of the session, else all
+};
+
+struct CheckRequest {
+  enum class Action : std::uint8_t { kSnapshot, kReset, kCompare, kChecksum };
+  Action action = Action::kChecksum;
+  Selector selector = Selector::kAll;
+  CheckOptions options;
+};
+
+struct RoleChecksums {
+  std::string role;          // "target", "draft", …
+  ChecksumReport checksums;  // names prefixed "<role>." but for the target's
+};
+
+struct CheckReport {
+  // Of a compare: what failed, as SGLang words it, each line with "rank R: " before it where there
+  // are several ranks. Empty: all is well.
+  std::string message;
+  std::uint64_t compared = 0;  // entries over all ranks and runners
+  std::vector<std::string> skipped;
+  std::vector<std::string> put_back;              // of a failed compare after a reset
+  std::vector<std::vector<RoleChecksums>> ranks;  // of a checksum: by rank, then runner
 };
 
 // What a pull came to on one host.
@@ -88,6 +155,11 @@ class Weights {
     std::string launch_path;  // the checkpoint that the model was loaded from; version 0 of a pull
     ranks::Leader* leader = nullptr;  // of the other ranks; null: there are none
     std::string host = "localhost";   // what this host is called in replies
+    SessionRule sessions = SessionRule::kOptional;
+    // Of each rank and runner: bytes that the second arena may hold. What goes beyond is written in
+    // place. 0: everything is.
+    std::uint64_t undo_memory = ~std::uint64_t{0};
+    std::chrono::milliseconds session_timeout{0};  // without a message; 0: none
   };
   // All must outlive it.
   static std::unique_ptr<Weights> Create(base::FileSystem& files, engine::Engine& engine,
@@ -105,6 +177,23 @@ class Weights {
   //    rank. A failure before that leaves everything as it was; nothing after it can fail but the
   //    whole group of ranks.
   virtual void FromDisk(DiskUpdate update, Updated done) = 0;
+
+  // A session: Begin, any number of FromTensors, End. It is one transaction: what comes is made
+  // ready beside the live weights, and End makes it live on all ranks and runners at once, with its
+  // label. A failure inside undoes all of it at the end. Messages of the errors are those of
+  // docs/http.md.
+  //
+  // Begin during a session with the same selector and sync_base starts it anew (what came is
+  // dropped); with others it is kOutOfOrder. End is anyone's, and kOutOfOrder without a session.
+  virtual void Begin(BeginRequest request, std::function<void(base::Status)> done) = 0;
+  virtual void End(EndRequest request, Updated done) = 0;
+  // Inside a session; or a transaction of its own, where the rule allows it.
+  virtual void FromTensors(TensorUpdate update, Updated done) = 0;
+  // Sets the label; in a session, at its end. Says which label now holds or will hold.
+  virtual void SetVersion(std::string label, std::function<void(base::Status)> done) = 0;
+  virtual SessionState session() const = 0;
+
+  virtual void Check(CheckRequest request, std::function<void(base::Result<CheckReport>)> done) = 0;
 
   // On every host, by one rank of each. One entry for each host, in order of their node ranks: a
   // host that failed does not hold up the others.
