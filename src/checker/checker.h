@@ -24,7 +24,7 @@
 #include "layout/plan.h"
 #include "quant/units.h"
 
-namespace syncline::update {
+namespace syncline::checker {
 
 // How a tensor is hashed to 64 bits.
 enum class CheckHash : std::uint8_t {
@@ -108,4 +108,4 @@ class Checker {
 std::unique_ptr<Checker> MakeChecker(const layout::Plan& plan, const quant::Units& units,
                                      std::span<const base::MutableByteSpan> slots);
 
-}  // namespace syncline::update
+}  // namespace syncline::checker
