@@ -11,11 +11,11 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "checker/checker.h"
 #include "engine/engine.h"
 #include "payload/payload.h"
 #include "tensor/digest.h"
 #include "tensor/dtype.h"
-#include "update/checker.h"
 #include "update/rank_weights.h"
 #include "update/selector.h"
 
@@ -88,12 +88,12 @@ struct CheckRequest {
   enum class Action : std::uint8_t { kSnapshot, kReset, kCompare, kChecksum };
   Action action = Action::kChecksum;
   Selector selector = Selector::kAll;
-  CheckOptions options;
+  checker::CheckOptions options;
 };
 
 struct RoleChecksums {
-  std::string role;          // "target", "draft", …
-  ChecksumReport checksums;  // names prefixed "<role>." but for the target's
+  std::string role;                   // "target", "draft", …
+  checker::ChecksumReport checksums;  // names prefixed "<role>." but for the target's
 };
 
 struct CheckReport {
