@@ -153,7 +153,7 @@ TEST_F(TensorRoutesTest, AnyNumberOfPayloadsIsPassedOn) {
 
 TEST_F(TensorRoutesTest, AFailure) {
   const std::string closed =
-      "update_weights_from_tensors must run between begin_weight_update() and end_weight_update()";
+      "update_weights_from_tensor must run between begin_weight_update() and end_weight_update()";
   weights_.updated = Fail(Code::kOutOfOrder, closed);
   const http::Response reply = Send(R"(,"weight_version":"3")");
   EXPECT_EQ(reply.status, 400);
