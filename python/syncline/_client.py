@@ -8,10 +8,13 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from . import errors
 from ._arguments import StrPath
+from ._tensors import NamedTensors, pack, safetensors_file
+
+Selector = Literal["all", "target", "draft"]
 
 _BY_STATUS: dict[int, type[errors.Error]] = {
     400: errors.InvalidArgumentError,
@@ -207,6 +210,62 @@ class Client:
         body = {"model_path": str(path), "weight_version": weight_version, **fields}
         return dict(self.post("/update_weights_from_disk", body))
 
+    def begin_update(self, *, selector: Selector = "all", sync_base: bool = True) -> dict[str, Any]:
+        """Begins a session: what `update_from_tensors` sends from now on is one transaction.
+
+        `selector`: the models of the engine that it is for.
+        """
+        body = {"selector": selector, "sync_base": sync_base}
+        return dict(self.post("/begin_weight_update", body))
+
+    def update_from_tensors(
+        self,
+        named_tensors: NamedTensors,
+        *,
+        weight_version: str | None = None,
+        flush_cache: bool = True,
+        selector: Selector | None = None,
+    ) -> dict[str, Any]:
+        """Sends tensors, by their names in the checkpoint: numpy arrays, torch tensors or others
+        with `__dlpack__`. All ranks of the engine get them. The route's reply as a dict.
+
+        In a session `end_update` makes them live, with `weight_version`; else this call does.
+        """
+        pieces = safetensors_file(pack(named_tensors))
+        fields = {"weight_version": weight_version, "selector": selector}
+        query = {name: value for name, value in fields.items() if value is not None}
+        query["flush_cache"] = "true" if flush_cache else "false"
+        path = f"/update_weights_from_tensor_raw?{urllib.parse.urlencode(query)}"
+        return dict(self._call("POST", path, pieces))
+
+    def end_update(self, *, abort: bool = False) -> dict[str, Any]:
+        """Ends the session: its tensors are live on all ranks from then on, or, with `abort` or
+        after an error inside it, none of them. The route's reply as a dict."""
+        return dict(self.post("/end_weight_update", {"abort": abort}))
+
+    def weights_checker(
+        self,
+        action: Literal["checksum", "snapshot", "reset_tensors", "compare"] = "checksum",
+        *,
+        selector: Selector = "all",
+        skip: Sequence[str] = (),
+        allow_quant_error: bool = False,
+        hash: Literal["device", "sha256"] = "device",
+    ) -> dict[str, Any]:
+        """Checksums of the live weights, or their comparison with a snapshot of them.
+
+        `skip`: parts of names that are left out. A comparison that fails raises
+        InvalidArgumentError, whose message names the tensors.
+        """
+        body = {
+            "action": action,
+            "selector": selector,
+            "skip_tensor_list": list(skip),
+            "allow_quant_error": allow_quant_error,
+            "hash": hash,
+        }
+        return dict(self.post("/weights_checker", body))
+
     def update(
         self, store: StrPath, replica: StrPath, version: int, *, mode: str = "retract"
     ) -> UpdateReport:
@@ -256,10 +315,12 @@ class Client:
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Any
     ) -> http.client.HTTPResponse:
-        payload = None if body is None else json.dumps(body).encode()
-        headers = self._headers | {"Content-Type": "application/json"}
+        pieces, kind = _encode(body)
+        headers = self._headers | {"Content-Type": kind}
+        if pieces:
+            headers["Content-Length"] = str(sum(len(piece) for piece in pieces))
         try:
-            connection.request(method, self._parts.path.rstrip("/") + path, payload, headers)
+            connection.request(method, self._parts.path.rstrip("/") + path, pieces, headers)
             response = connection.getresponse()
         except TimeoutError as error:
             raise errors.TimedOutError(f"{self.url}{path}: no answer in time") from error
@@ -267,8 +328,8 @@ class Client:
             raise errors.UnavailableError(f"{self.url}{path}: {error}") from error
         if response.status >= 400:
             text = response.read().decode("utf-8", "replace")
-            kind = _BY_STATUS.get(response.status, errors.InternalError)
-            raise kind(_message(text) or f"{self.url}{path}: HTTP status {response.status}")
+            fault = _BY_STATUS.get(response.status, errors.InternalError)
+            raise fault(_message(text) or f"{self.url}{path}: HTTP status {response.status}")
         return response
 
     def _call(self, method: str, path: str, body: Any) -> Any:
@@ -284,6 +345,13 @@ class Client:
             return data.decode("utf-8", "replace") or None
         finally:
             connection.close()
+
+
+def _encode(body: Any) -> tuple[list[bytes] | list[memoryview] | None, str]:
+    """The pieces of a request's body, and their type: pieces of a file, or anything as JSON."""
+    if isinstance(body, list) and body and isinstance(body[0], memoryview):
+        return body, "application/octet-stream"
+    return None if body is None else [json.dumps(body).encode()], "application/json"
 
 
 def _prompt(text: Any, input_ids: Any, fields: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,9 @@ Neither numpy nor torch is imported before a tensor of theirs comes.
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from . import _core
@@ -99,6 +100,33 @@ def pack(named_tensors: NamedTensors) -> list[Packed]:
     """
     pairs = named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors
     return [_pack_one(*_check_pair(pair)) for pair in pairs]
+
+
+def safetensors_file(tensors: Sequence[Packed]) -> list[memoryview]:
+    """The pieces of a safetensors file that holds the tensors, in the order given.
+
+    Raises:
+        InvalidArgumentError: a name that stands twice, or that the format keeps for itself.
+    """
+    header: dict[str, Any] = {}
+    pieces: list[memoryview] = []
+    end = 0
+    for tensor in tensors:
+        if tensor.name in header or tensor.name == "__metadata__":
+            problem = "stands twice" if tensor.name in header else "is not for a tensor"
+            raise InvalidArgumentError(f"name of a tensor: {tensor.name!r} {problem}")
+        data = memoryview(tensor.data)
+        begin, end = end, end + data.nbytes
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+        if data.nbytes > 0:
+            pieces.append(data.cast("B"))
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return [memoryview(len(text).to_bytes(8, "little") + text), *pieces]
 
 
 def _check_pair(pair: Any) -> tuple[str, Any]:

@@ -130,15 +130,17 @@ void UpdateVersion(Front& front, const Json& body, const ExchangePtr& exchange) 
   }
   front.worker().Post([&front, exchange, version, abort_all] {
     if (abort_all) front.engine().Abort("", Engine::AbortMatch::kAll, "");
-    front.engine().SetVersion(version, [exchange, version](const Status& set) {
+    front.weights().SetVersion(version, [&front, exchange, version](const Status& set) {
       if (!set) {
         return exchange->Send(
             Outcome(false, "Failed to update weight version: " + set.error().message));
       }
-      exchange->Send(
-          JsonReply(Json(Json::Object{{"success", true},
-                                      {"message", "Weight version updated to " + version},
-                                      {"new_version", version}})));
+      Json::Object reply = {{"success", true},
+                            {"message", "Weight version updated to " + version},
+                            {"new_version", version}};
+      // In a session: its end sets the label.
+      if (front.weights().session().open) reply.emplace_back("pending", true);
+      exchange->Send(JsonReply(Json(std::move(reply))));
     });
   });
 }

@@ -4,6 +4,7 @@
 
 #include "serve/fields.h"
 #include "serve/router.h"
+#include "serve/update_fields.h"
 
 namespace syncline::serve {
 namespace {
@@ -11,10 +12,6 @@ namespace {
 using base::Json;
 using base::Result;
 using update::DigestReport;
-
-Json Names(const std::vector<std::string>& names) {
-  return Json(Json::Array(names.begin(), names.end()));
-}
 
 http::Response DigestReply(const DigestReport& report) {
   Json::Object tensors;
@@ -25,7 +22,7 @@ http::Response DigestReply(const DigestReport& report) {
                         {"weight_version", report.weight_version},
                         {"model_path", report.model_path},
                         {"digests", Json(std::move(tensors))},
-                        {"derived", Names(report.derived)}};
+                        {"derived", NameList(report.derived)}};
   if (!report.comparison) return JsonReply(Json(std::move(reply)));
   const update::DigestComparison& found = *report.comparison;
   const bool equal = found.different.empty() && found.unknown.empty();
@@ -34,8 +31,8 @@ http::Response DigestReply(const DigestReport& report) {
                                                         {"version", found.version},
                                                         {"identity", found.identity}}));
   reply.emplace_back("equal_tensors", found.equal);
-  reply.emplace_back("different", Names(found.different));
-  reply.emplace_back("unknown", Names(found.unknown));
+  reply.emplace_back("different", NameList(found.different));
+  reply.emplace_back("unknown", NameList(found.unknown));
   return JsonReply(Json(std::move(reply)));
 }
 

@@ -62,11 +62,13 @@ void ExportTensor(Front& front, const RequestPtr& request, const ExchangePtr& ex
 }  // namespace
 
 void AddExportRoutes(Router& router, Front& front) {
-  router.Add({.methods = {"GET", "POST"},
-              .path = "/get_weights_by_name",
-              .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {
-                GetByName(front, request, exchange);
-              }});
+  for (const char* path : {"/get_weights_by_name", "/get_parameter_by_name"}) {  // an older name
+    router.Add({.methods = {"GET", "POST"},
+                .path = path,
+                .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {
+                  GetByName(front, request, exchange);
+                }});
+  }
   router.Add({.methods = {"GET"},
               .path = "/export_weights",
               .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {

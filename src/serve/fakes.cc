@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "serve/update_fields.h"
+
 namespace syncline::serve {
 
 using base::Code;
@@ -200,7 +202,9 @@ void FakeWeights::FromDisk(update::DiskUpdate update, Updated done) {
   const std::scoped_lock lock(mutex_);
   calls_.push_back(fmt::format("update {} {} {}", update.path, update.weight_version.value_or("-"),
                                update.flush_cache));
-  const auto end = [this, update, done](const Status& status) { End(update, done, status); };
+  const auto end = [this, update, done](const Status& status) {
+    EndDiskUpdate(update, done, status);
+  };
   if (hold) {
     held_.emplace_back(end);
   } else {
@@ -208,7 +212,8 @@ void FakeWeights::FromDisk(update::DiskUpdate update, Updated done) {
   }
 }
 
-void FakeWeights::End(const update::DiskUpdate& update, const Updated& done, const Status& status) {
+void FakeWeights::EndDiskUpdate(const update::DiskUpdate& update, const Updated& done,
+                                const Status& status) {
   if (!status) return done(std::unexpected(status.error()));
   {
     const std::scoped_lock lock(mutex_);
@@ -221,6 +226,68 @@ void FakeWeights::End(const update::DiskUpdate& update, const Updated& done, con
   }
   done(
       update::UpdateReport{.tensors = 3, .bytes = 64, .stage_seconds = 0.5, .apply_seconds = 0.25});
+}
+
+void FakeWeights::Begin(update::BeginRequest request, std::function<void(Status)> done) {
+  const std::scoped_lock lock(mutex_);
+  calls_.push_back(fmt::format("begin {}{}", SelectorName(request.selector),
+                               request.sync_base ? "" : " adapters"));
+  if (begun) session_ = {.open = true, .selector = request.selector};
+  thread_.Post([done, status = begun] { done(status); });
+}
+
+void FakeWeights::End(update::EndRequest request, Updated done) {
+  const std::scoped_lock lock(mutex_);
+  calls_.emplace_back(request.abort ? "end abort" : "end");
+  if (ended) session_ = {};
+  thread_.Post([done, report = ended] { done(report); });
+}
+
+void FakeWeights::FromTensors(update::TensorUpdate update, Updated done) {
+  const std::scoped_lock lock(mutex_);
+  calls_.emplace_back("tensors");
+  if (updated && session_.open) {
+    session_.loaded = true;
+    session_.weight_version = update.weight_version;
+  }
+  tensor_updates_.push_back(std::move(update));
+  thread_.Post([done, report = updated] { done(report); });
+}
+
+void FakeWeights::SetVersion(std::string label, std::function<void(Status)> done) {
+  const std::scoped_lock lock(mutex_);
+  calls_.push_back("version " + label);
+  if (!session_.open) return engine_.SetVersion(label, done);
+  session_.weight_version = label;
+  thread_.Post([done] { done({}); });
+}
+
+update::SessionState FakeWeights::session() const {
+  const std::scoped_lock lock(mutex_);
+  return session_;
+}
+
+void FakeWeights::SetSession(update::SessionState session) {
+  const std::scoped_lock lock(mutex_);
+  session_ = std::move(session);
+}
+
+void FakeWeights::Check(update::CheckRequest request,
+                        std::function<void(Result<update::CheckReport>)> done) {
+  const std::scoped_lock lock(mutex_);
+  calls_.emplace_back("check");
+  checks_.push_back(std::move(request));
+  thread_.Post([done, report = checked] { done(report); });
+}
+
+std::vector<update::TensorUpdate> FakeWeights::tensor_updates() {
+  const std::scoped_lock lock(mutex_);
+  return tensor_updates_;
+}
+
+std::vector<update::CheckRequest> FakeWeights::checks() {
+  const std::scoped_lock lock(mutex_);
+  return checks_;
 }
 
 void FakeWeights::Pull(update::PullRequest request,

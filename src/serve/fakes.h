@@ -75,6 +75,13 @@ class FakeWeights : public update::Weights {
  public:
   explicit FakeWeights(FakeEngine& engine) : engine_(engine) {}
   void FromDisk(update::DiskUpdate update, Updated done) override;
+  void Begin(update::BeginRequest request, std::function<void(base::Status)> done) override;
+  void End(update::EndRequest request, Updated done) override;
+  void FromTensors(update::TensorUpdate update, Updated done) override;
+  void SetVersion(std::string label, std::function<void(base::Status)> done) override;
+  update::SessionState session() const override;
+  void Check(update::CheckRequest request,
+             std::function<void(base::Result<update::CheckReport>)> done) override;
   void Pull(update::PullRequest request,
             std::function<void(std::vector<update::HostPull>)> done) override;
   void Export(std::string name,
@@ -85,10 +92,21 @@ class FakeWeights : public update::Weights {
   std::vector<std::string> names() const override;
   std::string model_path() const override;
 
-  // For the test. While `hold`, updates and pulls wait; Finish ends them all.
+  // For the test. While `hold`, updates from disk and pulls wait; Finish ends them all.
   void Finish(const base::Status& status = {});
-  std::vector<std::string> calls();  // "update PATH LABEL FLUSH", "pull SOURCE INTO VERSION"
+  // "update PATH LABEL FLUSH", "pull SOURCE INTO VERSION", "begin SELECTOR [adapters]",
+  // "end [abort]", "tensors" and "check" (whose requests are below), "version LABEL".
+  std::vector<std::string> calls();
+  std::vector<update::TensorUpdate> tensor_updates();
+  std::vector<update::CheckRequest> checks();
+  void SetSession(update::SessionState session);
 
+  // Begin opens the session and End closes it, where these are no errors.
+  base::Status begun;
+  base::Result<update::UpdateReport> ended;
+  base::Result<update::UpdateReport> updated = update::UpdateReport{
+      .tensors = 2, .skipped = 1, .bytes = 32, .stage_seconds = 0.5, .apply_seconds = 0.25};
+  base::Result<update::CheckReport> checked;
   bool hold = false;
   // That a pull reaches beside this one, and what it comes to there.
   std::vector<update::HostPull> other_hosts;
@@ -96,11 +114,15 @@ class FakeWeights : public update::Weights {
   std::map<std::string, update::ExportedTensor> tensors;
 
  private:
-  void End(const update::DiskUpdate& update, const Updated& done, const base::Status& status);
+  void EndDiskUpdate(const update::DiskUpdate& update, const Updated& done,
+                     const base::Status& status);
 
   FakeEngine& engine_;
   mutable std::mutex mutex_;
   std::vector<std::string> calls_;
+  std::vector<update::TensorUpdate> tensor_updates_;
+  std::vector<update::CheckRequest> checks_;
+  update::SessionState session_;
   std::vector<std::function<void(const base::Status&)>> held_;
   std::string path_ = "/models/launch";
   base::Worker thread_;

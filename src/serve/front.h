@@ -40,7 +40,8 @@ struct Backend {
   const text::Vocabulary* vocabulary = nullptr;
 };
 
-// The last update from disk that succeeded and carried a label.
+// The last update from disk that succeeded and carried a label, if nothing else has changed the
+// weights since.
 struct LoadedVersion {
   std::string path;
   std::string label;
@@ -75,7 +76,7 @@ class Front {
   const ModelCard& card() const { return card_; }
 
   base::Worker& worker() { return worker_; }
-  // For calls that may wait for a file system.
+  // For calls that may wait for a file system, and for large bodies.
   base::Worker& disk_worker() { return disk_worker_; }
   Meters& meters() { return meters_; }
   std::chrono::system_clock::time_point started() const { return started_; }

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "serve/router.h"
+#include "serve/update_fields.h"
 
 namespace syncline::serve {
 namespace {
@@ -22,6 +23,20 @@ void Health(Front& front, const RequestPtr&, const ExchangePtr& exchange) {
   exchange->Send(TextReply("", alive ? 200 : 503));
 }
 
+// Of updates from tensors.
+Json SessionJson(const update::SessionState& session) {
+  const auto text = [](const std::optional<std::string>& value) {
+    return value ? Json(*value) : Json();
+  };
+  return Json(
+      Json::Object{{"open", session.open},
+                   {"selector", session.open ? Json(SelectorName(session.selector)) : Json()},
+                   {"loaded", session.loaded},
+                   {"weight_version_pending", text(session.weight_version)},
+                   {"failure", text(session.failure)},
+                   {"incomplete", text(session.incomplete)}});
+}
+
 Json::Object ModelInfo(const Front& front) {
   const ModelCard& card = front.card();
   return {
@@ -31,6 +46,7 @@ Json::Object ModelInfo(const Front& front) {
       {"is_generation", true},
       {"preferred_sampling_params", nullptr},
       {"weight_version", front.engine().stats().weight_version},
+      {"weight_update_session", SessionJson(front.weights().session())},
       {"load_format", "auto"},
       {"reasoning_parser", nullptr},
       {"tool_call_parser", nullptr},
@@ -108,9 +124,10 @@ void ShowMetrics(Front& front, const RequestPtr&, const ExchangePtr& exchange) {
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
   if (front.has_backend()) {
     const engine::Stats stats = front.engine().stats();
-    response.body = front.meters().Export(&stats);
+    const update::SessionState session = front.weights().session();
+    response.body = front.meters().Export(&stats, &session);
   } else {
-    response.body = front.meters().Export(nullptr);
+    response.body = front.meters().Export(nullptr, nullptr);
   }
   exchange->Send(std::move(response));
 }

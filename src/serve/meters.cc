@@ -1,6 +1,7 @@
 #include "serve/meters.h"
 
 #include "engine/engine.h"
+#include "update/weights.h"
 
 namespace syncline::serve {
 
@@ -25,6 +26,17 @@ Meters::Meters(base::MetricsRegistry& registry)
                               "Weight updates with the weights that were live already")),
       joined_updates(registry.GetCounter("syncline_weight_updates_joined_total",
                                          "Requests answered by the update of another request")),
+      tensor_updates(registry.GetCounter("syncline_tensor_updates_total",
+                                         "Messages with tensors that were taken in")),
+      failed_tensor_updates(registry.GetCounter("syncline_tensor_updates_failed_total",
+                                                "Messages with tensors that failed")),
+      tensor_bytes(registry.GetCounter("syncline_tensor_update_bytes_total",
+                                       "Bytes of tensors that were taken in, over all ranks")),
+      sessions(registry.GetCounter("syncline_weight_sessions_total", "Update sessions begun")),
+      ended_sessions(registry.GetCounter("syncline_weight_sessions_ended_total",
+                                         "Update sessions that ended as the client wished")),
+      failed_sessions(registry.GetCounter("syncline_weight_sessions_failed_total",
+                                          "Ends of update sessions that failed")),
       pulls(registry.GetCounter("syncline_pulls_total", "Pulls that succeeded")),
       failed_pulls(registry.GetCounter("syncline_pulls_failed_total", "Pulls that failed")),
       generation_seconds(registry.GetHistogram("syncline_generation_seconds",
@@ -35,10 +47,15 @@ Meters::Meters(base::MetricsRegistry& registry)
                                                  "Reading and checking of an update")),
       update_apply_seconds(registry.GetHistogram("syncline_weight_update_apply_seconds",
                                                  "Time of an update in which no forward can run")),
+      tensor_stage_seconds(registry.GetHistogram("syncline_tensor_update_stage_seconds",
+                                                 "Reading and checking of a message with tensors")),
+      tensor_apply_seconds(
+          registry.GetHistogram("syncline_tensor_update_apply_seconds",
+                                "Time of an update from tensors in which no forward can run")),
       pause_seconds(registry.GetHistogram("syncline_pause_seconds", "From a pause to its end")),
       registry_(registry) {}
 
-std::string Meters::Export(const engine::Stats* stats) {
+std::string Meters::Export(const engine::Stats* stats, const update::SessionState* session) {
   const auto set = [this](std::string_view name, std::string_view help, auto value) {
     registry_.GetGauge(name, help).Set(static_cast<double>(value));
   };
@@ -52,6 +69,11 @@ std::string Meters::Export(const engine::Stats* stats) {
     set("syncline_kv_tokens", "Tokens that the key-value cache can hold", stats->kv_tokens_total);
     set("syncline_tokens_per_second", "Generated over the last ten seconds",
         stats->tokens_per_second);
+  }
+  if (session != nullptr) {
+    set("syncline_weight_session_open", "1 while an update session is open", session->open ? 1 : 0);
+    set("syncline_weights_incomplete", "1 while the engine holds no whole version",
+        session->incomplete ? 1 : 0);
   }
   return registry_.ToPrometheus();
 }

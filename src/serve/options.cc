@@ -8,6 +8,16 @@
 namespace syncline::serve {
 namespace {
 
+// A number of bytes, with a unit ("3G", of 1024 megabytes) or without.
+void AddBytes(CLI::App& app, const std::string& name, std::uint64_t& bytes,
+              const std::string& help) {
+  CLI::Option* option = app.add_option(name, bytes, help)->transform(CLI::AsSizeValue(false));
+  const auto refuse_sign = [](const std::string& text) {
+    return text.starts_with('-') ? "expected a number of bytes, got " + text : std::string();
+  };
+  option->transform(CLI::Validator(refuse_sign, ""));  // the last one is asked first
+}
+
 void AddModelOptions(CLI::App& app, Options& options) {
   app.add_option("--model,--model-path", options.model, "Checkpoint directory")->required();
   app.add_option("--tokenizer-path", options.tokenizer,
@@ -34,6 +44,8 @@ void AddServerOptions(CLI::App& app, Options& options) {
   app.add_option("--shutdown-timeout", options.shutdown_timeout,
                  "Seconds that running requests get after SIGTERM (default: 5)")
       ->check(CLI::Range(0.0, 86400.0));
+  AddBytes(app, "--max-body", options.max_body,
+           "Bytes of the largest request, as 2G or 512M (default: 4G)");
   app.add_flag("--exit-with-parent", options.exit_with_parent,
                "End as on SIGTERM when standard input ends: for a program that starts this one");
 }
@@ -56,6 +68,20 @@ void AddEngineOptions(CLI::App& app, Options& options) {
       ->check(CLI::Range(0, 1024));
   app.add_option("--random-seed", options.random_seed,
                  "Seed of requests that bring none (default: 0)");
+}
+
+void AddUpdateOptions(CLI::App& app, Options& options) {
+  app.add_option("--session", options.session,
+                 "Whether updates from tensors need /begin_weight_update and /end_weight_update: "
+                 "required, optional or ignored (default: optional)")
+      ->check(CLI::IsMember({"required", "optional", "ignored"}));
+  app.add_option("--session-timeout", options.session_timeout,
+                 "Seconds without a message after which a session is undone; 0 waits for ever "
+                 "(default: 0)")
+      ->check(CLI::Range(0.0, 30.0 * 86400));
+  AddBytes(app, "--undo-memory", options.undo_memory,
+           "Bytes on each rank in which a session keeps what it has received, as 8G; what goes "
+           "beyond is written in place and cannot be undone (default: no limit)");
 }
 
 void AddRankOptions(CLI::App& app, Options& options) {
@@ -115,6 +141,7 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
   AddModelOptions(app, line.options);
   AddServerOptions(app, line.options);
   AddEngineOptions(app, line.options);
+  AddUpdateOptions(app, line.options);
   AddRankOptions(app, line.options);
   try {
     std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
@@ -151,6 +178,10 @@ base::Json OptionsJson(const Options& options) {
       {"context_length", std::uint64_t{options.context_length}},
       {"threads", std::uint64_t{options.threads}},
       {"random_seed", options.random_seed},
+      {"max_body", options.max_body},
+      {"session", options.session},
+      {"session_timeout", options.session_timeout},
+      {"undo_memory", options.undo_memory == kUnlimited ? Json() : Json(options.undo_memory)},
       {"tp_size", std::uint64_t{options.tp}},
       {"ep_size", std::uint64_t{options.ep}},
       {"pp_size", std::uint64_t{1}},

@@ -12,6 +12,8 @@
 
 namespace syncline::serve {
 
+inline constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
+
 struct Options {
   std::string model;      // checkpoint directory
   std::string tokenizer;  // its directory; empty: the model's
@@ -30,8 +32,13 @@ struct Options {
   Keys keys;
   std::uint64_t random_seed = 0;
   std::string log_level = "info";
-  double shutdown_timeout = 5;    // seconds
-  bool exit_with_parent = false;  // also when standard input ends
+  double shutdown_timeout = 5;                      // seconds
+  std::uint64_t max_body = std::uint64_t{4} << 30;  // bytes of a request
+  bool exit_with_parent = false;                    // also when standard input ends
+  // Updates from tensors (docs/http.md).
+  std::string session = "optional";        // or "required", "ignored"
+  double session_timeout = 0;              // seconds without a message; 0: none
+  std::uint64_t undo_memory = kUnlimited;  // bytes, of each rank
   // The ranks of the engine (docs/guide/several-hosts.md).
   std::uint32_t tp = 1;  // ranks, over all nodes
   std::uint32_t ep = 1;  // groups of ranks among which experts are divided

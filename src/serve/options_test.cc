@@ -104,8 +104,39 @@ TEST(OptionsTest, WrongUsage) {
                                                 {"--model", "/m", "--tp", "2", "--rank", "2"},
                                                 {"--model", "/m", "--max-running-requests", "0"},
                                                 {"--model", "/m", "--log-level", "loud"},
+                                                {"--model", "/m", "--session", "maybe"},
+                                                {"--model", "/m", "--session-timeout", "-1"},
+                                                {"--model", "/m", "--undo-memory", "-1"},
+                                                {"--model", "/m", "--undo-memory", "1X"},
+                                                {"--model", "/m", "--undo-memory", "99999999999G"},
                                                 {"--model", "/m", "stray"}}) {
     EXPECT_ERROR(ParseCommandLine(wrong, "1"), Code::kInvalidArgument, "--help");
+  }
+}
+
+TEST(OptionsTest, UpdatesFromTensors) {
+  ASSERT_OK_AND_ASSIGN(const CommandLine plain, ParseCommandLine({"--model", "/m"}, "1"));
+  EXPECT_EQ(plain.options.session, "optional");
+  EXPECT_EQ(plain.options.session_timeout, 0);
+  EXPECT_EQ(plain.options.undo_memory, kUnlimited);
+  EXPECT_EQ(plain.options.max_body, std::uint64_t{4} << 30);
+  EXPECT_THAT(ToText(OptionsJson(plain.options)),
+              HasSubstr(R"("session":"optional","session_timeout":0,"undo_memory":null)"));
+  ASSERT_OK_AND_ASSIGN(
+      const CommandLine line,
+      ParseCommandLine({"--model", "/m", "--session", "required", "--session-timeout", "0.5",
+                        "--undo-memory", "3G", "--max-body=512M"},
+                       "1"));
+  EXPECT_EQ(line.options.session, "required");
+  EXPECT_EQ(line.options.session_timeout, 0.5);
+  EXPECT_EQ(line.options.undo_memory, std::uint64_t{3} << 30);
+  EXPECT_EQ(line.options.max_body, std::uint64_t{512} << 20);
+  EXPECT_THAT(ToText(OptionsJson(line.options)), HasSubstr(R"("undo_memory":3221225472)"));
+  for (const auto& [text, bytes] : std::vector<std::pair<const char*, std::uint64_t>>{
+           {"0", 0}, {"1000", 1000}, {"5K", 5 << 10}, {"5kb", 5 << 10}, {"1 MiB", 1 << 20}}) {
+    ASSERT_OK_AND_ASSIGN(const CommandLine sized,
+                         ParseCommandLine({"--model", "/m", "--undo-memory", text}, "1"));
+    EXPECT_EQ(sized.options.undo_memory, bytes) << text;
   }
 }
 

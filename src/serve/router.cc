@@ -66,6 +66,13 @@ std::string WhyNotReady(const Front& front) {
                                                   : "the server is stopping";
 }
 
+void HandleJson(Front& front, const http::Request& request, const ExchangePtr& exchange,
+                JsonHandler handle) {
+  const base::Result<base::Json> body = ParseBody(request);
+  if (!body) return exchange->Send(InvalidRequest(ErrorStyle::kSglang, body.error().message));
+  handle(front, *body, exchange);
+}
+
 }  // namespace
 
 ErrorStyle StyleOf(std::string_view path) {
@@ -121,11 +128,18 @@ void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler ha
   router.Add({.methods = {"POST"},
               .path = std::move(path),
               .handler = [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
-                const base::Result<base::Json> body = ParseBody(*request);
-                if (!body) {
-                  return exchange->Send(InvalidRequest(ErrorStyle::kSglang, body.error().message));
-                }
-                handle(front, *body, exchange);
+                HandleJson(front, *request, exchange, handle);
+              }});
+}
+
+void AddQueuedRoute(Router& router, Front& front, std::vector<std::string> methods,
+                    std::string path, JsonHandler handle) {
+  router.Add({.methods = std::move(methods),
+              .path = std::move(path),
+              .handler = [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
+                front.disk_worker().Post([&front, handle, request, exchange] {
+                  HandleJson(front, *request, exchange, handle);
+                });
               }});
 }
 
@@ -135,6 +149,9 @@ void AddAllRoutes(Router& router, Front& front) {
   AddOpenAiRoutes(router, front);
   AddControlRoutes(router, front);
   AddWeightRoutes(router, front);
+  AddSessionRoutes(router, front);
+  AddTensorRoutes(router, front);
+  AddCheckerRoute(router, front);
   AddExportRoutes(router, front);
   AddDigestRoute(router, front);
 }

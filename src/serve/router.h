@@ -52,6 +52,11 @@ class Router {
 using JsonHandler = void (*)(Front& front, const base::Json& body, const ExchangePtr& exchange);
 void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler handle);
 
+// The same where a body may be large, or requests must reach the weights in the order in which they
+// came: it is read and handled on the disk worker.
+void AddQueuedRoute(Router& router, Front& front, std::vector<std::string> methods,
+                    std::string path, JsonHandler handle);
+
 // What a path's clients take for an error.
 ErrorStyle StyleOf(std::string_view path);
 
@@ -60,6 +65,9 @@ void AddGenerateRoute(Router& router, Front& front);  // generate.cc
 void AddOpenAiRoutes(Router& router, Front& front);   // openai_routes.cc
 void AddControlRoutes(Router& router, Front& front);  // control.cc
 void AddWeightRoutes(Router& router, Front& front);   // weight_routes.cc
+void AddSessionRoutes(Router& router, Front& front);  // session_routes.cc
+void AddTensorRoutes(Router& router, Front& front);   // tensor_routes.cc
+void AddCheckerRoute(Router& router, Front& front);   // checker_route.cc
 void AddExportRoutes(Router& router, Front& front);   // export_routes.cc
 void AddDigestRoute(Router& router, Front& front);    // digest_route.cc
 void AddAllRoutes(Router& router, Front& front);

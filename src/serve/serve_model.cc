@@ -124,6 +124,25 @@ Status LoadModel(const Options& options, const RankSetting& setting, Loaded& loa
   return {};
 }
 
+update::SessionRule SessionRuleOf(const Options& options) {
+  if (options.session == "required") return update::SessionRule::kRequired;
+  if (options.session == "ignored") return update::SessionRule::kIgnored;
+  return update::SessionRule::kOptional;
+}
+
+update::Weights::Options ToWeightsOptions(const Options& options, const Loaded& loaded) {
+  update::Weights::Options weights = {
+      .launch_path = options.model,
+      .sessions = SessionRuleOf(options),
+      .undo_memory = options.undo_memory,
+      .session_timeout = milliseconds(static_cast<std::int64_t>(options.session_timeout * 1000))};
+  if (loaded.ranks) {
+    weights.leader = loaded.ranks->leader.get();
+    weights.host = loaded.ranks->host;
+  }
+  return weights;
+}
+
 Status Load(const Options& options, const RankSetting& setting, Loaded& loaded, Front& front) {
   SYNCLINE_TRY(StartTokenizer(options, loaded));  // first: the helper starts meanwhile
   SYNCLINE_TRY(FormRanks(options, setting, loaded, front));
@@ -133,13 +152,8 @@ Status Load(const Options& options, const RankSetting& setting, Loaded& loaded, 
                   engine::Engine::Start(ToEngineOptions(options, *loaded.model, setting.placement),
                                         *loaded.model, loaded.vocabulary, config.end_tokens,
                                         options.weight_version));
-  update::Weights::Options weights = {.launch_path = options.model};
-  if (loaded.ranks) {
-    weights.leader = loaded.ranks->leader.get();
-    weights.host = loaded.ranks->host;
-  }
   loaded.weights = update::Weights::Create(base::FileSystem::Posix(), *loaded.engine, *loaded.model,
-                                           std::move(weights));
+                                           ToWeightsOptions(options, loaded));
   front.SetReady({.engine = loaded.engine.get(),
                   .weights = loaded.weights.get(),
                   .tokenizer = loaded.tokenizer.get(),
@@ -216,10 +230,11 @@ int ServeModel(const Options& options, const RankSetting& setting) {
   auto front = std::make_unique<Front>(base::MetricsRegistry::Global());
   Router router(*front, options.keys);
   AddAllRoutes(router, *front);
-  auto server = http::Server::Start({.address = options.host, .port = options.port},
-                                    [&router](const RequestPtr& request, ExchangePtr exchange) {
-                                      router.Handle(request, std::move(exchange));
-                                    });
+  auto server = http::Server::Start(
+      {.address = options.host, .port = options.port, .max_body_bytes = options.max_body},
+      [&router](const RequestPtr& request, ExchangePtr exchange) {
+        router.Handle(request, std::move(exchange));
+      });
   if (!server) return Report(server.error());
   auto loaded = std::make_unique<Loaded>();
   Status outcome;

@@ -73,8 +73,10 @@ http::Response UpdateFailure(const base::Error& error) {
       400);
 }
 
-// Is exactly this version live?
+// Is exactly this version live? Not during a session, nor after an update that failed half-way.
 bool IsLive(const Front& front, const DiskUpdate& update, const std::string& fingerprint) {
+  const update::SessionState session = front.weights().session();
+  if (session.open || session.incomplete) return false;
   const std::optional<LoadedVersion> loaded = front.loaded();
   return loaded && update.weight_version && loaded->path == update.path &&
          loaded->label == *update.weight_version && loaded->fingerprint == fingerprint &&
