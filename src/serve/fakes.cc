@@ -230,7 +230,7 @@ void FakeWeights::EndDiskUpdate(const update::DiskUpdate& update, const Updated&
 
 void FakeWeights::Begin(update::BeginRequest request, std::function<void(Status)> done) {
   const std::scoped_lock lock(mutex_);
-  calls_.push_back(fmt::format("begin {}{}", SelectorName(request.selector),
+  calls_.push_back(fmt::format("begin {}{}", update::Name(request.selector),
                                request.sync_base ? "" : " adapters"));
   if (begun) session_ = {.open = true, .selector = request.selector};
   thread_.Post([done, status = begun] { done(status); });

@@ -30,7 +30,7 @@ Json SessionJson(const update::SessionState& session) {
   };
   return Json(
       Json::Object{{"open", session.open},
-                   {"selector", session.open ? Json(SelectorName(session.selector)) : Json()},
+                   {"selector", session.open ? Json(update::Name(session.selector)) : Json()},
                    {"loaded", session.loaded},
                    {"weight_version_pending", text(session.weight_version)},
                    {"failure", text(session.failure)},

@@ -51,7 +51,7 @@ void Begin(Front& front, const Json& body, const ExchangePtr& exchange) {
     if (!begun) return exchange->Send(Outcome(false, begun.error().message));
     exchange->Send(JsonReply(Json(Json::Object{{"success", true},
                                                {"message", "Success"},
-                                               {"selector", SelectorName(request.selector)},
+                                               {"selector", update::Name(request.selector)},
                                                {"sync_base", request.sync_base}})));
   });
 }

@@ -1,39 +1,19 @@
 #include "serve/update_fields.h"
 
-#include <array>
 #include <string>
-#include <utility>
 
 namespace syncline::serve {
-namespace {
 
 using base::Json;
-using update::Selector;
 
-constexpr std::array<std::pair<std::string_view, Selector>, 3> kSelectors = {
-    {{"all", Selector::kAll}, {"target", Selector::kTarget}, {"draft", Selector::kDraft}}};
-
-}  // namespace
-
-void ReadSelector(Fields& fields, std::optional<Selector>& out) {
+void ReadSelector(Fields& fields, std::optional<update::Selector>& out) {
   std::optional<std::string> name;
   fields.Read("selector", name);
   if (!name) return;
-  for (const auto& [known, selector] : kSelectors) {
-    if (*name == known) {
-      out = selector;
-      return;
-    }
-  }
+  out = update::FindSelector(*name);
+  if (out) return;
   fields.Refuse("selector",
                 R"(expected "all", "target" or "draft", got )" + Describe(Json(*std::move(name))));
-}
-
-std::string_view SelectorName(Selector selector) {
-  for (const auto& [name, known] : kSelectors) {
-    if (known == selector) return name;
-  }
-  return "";
 }
 
 Json::Object ReportFields(const update::UpdateReport& report) {

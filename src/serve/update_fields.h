@@ -2,7 +2,8 @@
 #pragma once
 
 #include <optional>
-#include <string_view>
+#include <string>
+#include <vector>
 
 #include "base/json.h"
 #include "http/server.h"
@@ -13,7 +14,6 @@ namespace syncline::serve {
 
 // "all", "target" or "draft"; anything else is an error of `fields`.
 void ReadSelector(Fields& fields, std::optional<update::Selector>& out);
-std::string_view SelectorName(update::Selector selector);
 
 // What an update came to, as members of a reply.
 base::Json::Object ReportFields(const update::UpdateReport& report);
