@@ -31,8 +31,8 @@ using Checkpoint = std::map<std::string, Bytes>;
 
 constexpr const char* kDerived = "layers.0.attn.w_kc";
 
-// A small model: fused matrices, a padded embedding, an fp8 unit, what is computed from weights, and
-// what no update carries.
+// A small model: fused matrices, a padded embedding, an fp8 unit, what is computed from weights,
+// and what no update carries.
 class CheckerTest : public testing::Test {
  protected:
   void SetUp() override {

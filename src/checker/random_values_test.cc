@@ -73,8 +73,8 @@ TEST(RandomValuesTest, HalvesAreRounded) {
   EXPECT_GT(subnormal, 20U);
 }
 
-// Those of 8 bits are numbers of 16 bits that the same seed gives, by 65536, rounded to nearest, ties
-// to even.
+// Those of 8 bits are numbers of 16 bits that the same seed gives, by 65536, rounded to nearest,
+// ties to even.
 TEST(RandomValuesTest, SmallFloatsAreRounded) {
   const auto numbers = Draw<std::uint16_t>(Dtype::kU16, 1'000'000);
   const auto drawn = Draw<std::uint8_t>(Dtype::kF8E4M3, 1'000'000);
