@@ -61,8 +61,8 @@ class WeightChecker final : public Checker {
   Status NeedSnapshot(std::string_view action) const;
   void ClearPadding(const std::vector<bool>& parameters) const;
   void ClearPaddingOf(const layout::Fill& fill) const;
-  ErrorSums ComparePiece(const Piece& piece);
-  Result<std::vector<ErrorSums>> CompareEntries(ThreadPool& pool, const CancelToken& cancel);
+  ErrorSums ComparePiece(const Piece& piece, base::Pool<base::Buffer>& buffers) const;
+  Result<std::vector<ErrorSums>> CompareEntries(ThreadPool& pool, const CancelToken& cancel) const;
   std::vector<bool> Skipped(const CheckOptions& options) const;
 
   const layout::Plan& plan_;
@@ -72,7 +72,6 @@ class WeightChecker final : public Checker {
   const std::vector<Stored> stored_;
   const std::vector<Entry> entries_;
   std::optional<checker::Snapshot> snapshot_;
-  base::Pool<base::Buffer> buffers_;
 };
 
 // By number of the entry.
@@ -152,9 +151,9 @@ void WeightChecker::ClearPaddingOf(const layout::Fill& fill) const {
   layout::FillRuns(layout::FindRuns(parameter.dtype, place, place), slots_[fill.parameter].data());
 }
 
-ErrorSums WeightChecker::ComparePiece(const Piece& piece) {
+ErrorSums WeightChecker::ComparePiece(const Piece& piece, base::Pool<base::Buffer>& buffers) const {
   const Entry& entry = entries_[piece.entry];
-  if (entry.unit != nullptr) return CompareFp8(entry, piece, snapshot_->slots(), live_, buffers_);
+  if (entry.unit != nullptr) return CompareFp8(entry, piece, snapshot_->slots(), live_, buffers);
   const std::uint64_t size = piece.end - piece.begin;
   return CompareValues(entry.dtype, snapshot_->slots()[entry.weight()].subspan(piece.begin, size),
                        live_[entry.weight()].subspan(piece.begin, size));
@@ -162,16 +161,17 @@ ErrorSums WeightChecker::ComparePiece(const Piece& piece) {
 
 // Of all entries, skipped ones too, by their number.
 Result<std::vector<ErrorSums>> WeightChecker::CompareEntries(ThreadPool& pool,
-                                                             const CancelToken& cancel) {
+                                                             const CancelToken& cancel) const {
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     std::ranges::move(PiecesOf(entries_[i], i), std::back_inserter(pieces));
   }
   std::vector<ErrorSums> by_piece(pieces.size());
+  base::Pool<base::Buffer> buffers;
   SYNCLINE_TRY(pool.ParallelFor(
       pieces.size(),
       [&](std::size_t i) -> Status {
-        by_piece[i] = ComparePiece(pieces[i]);
+        by_piece[i] = ComparePiece(pieces[i], buffers);
         return {};
       },
       &cancel));

@@ -7,8 +7,8 @@
 // parameters are entries too; checksums list them apart, for SGLang does not know of them.
 //
 // What is skipped is neither reset nor compared nor hashed: names that contain one of
-// `cos_sin_cache`, `inv_freq`, `freqs_cis`, `_weight_fp32`, or of the caller's list. The name is the
-// entry's: that of a scale of block-wise fp8 does not count. The set is one for all three, by
+// `cos_sin_cache`, `inv_freq`, `freqs_cis`, `_weight_fp32`, or of the caller's list. The name is
+// the entry's: that of a scale of block-wise fp8 does not count. The set is one for all three, by
 // construction.
 #pragma once
 
@@ -84,15 +84,15 @@ class Checker {
  public:
   virtual ~Checker() = default;
 
-  // Copies all entries, skipped ones too, the bytes of slots as they are. Replaces the last snapshot,
-  // in its memory, so only the first can fail. kLimitExceeded: memory.
+  // Copies all entries, skipped ones too, the bytes of slots as they are. Replaces the last
+  // snapshot, in its memory, so only the first can fail. kLimitExceeded: memory.
   virtual base::Status Snapshot() = 0;
   virtual bool has_snapshot() const = 0;
 
   // Overwrites every entry that is not skipped, in place: floats uniform in [0, 1), booleans
   // random, integers over their whole range. Both slots of an fp8 unit. The plan's padding stays
-  // zero, as no update writes it. The same seed gives the same bytes. Returns the parameters that it
-  // overwrote (numbers in the plan). One thread, about 1 GB/s or more.
+  // zero, as no update writes it. The same seed gives the same bytes. Returns the parameters that
+  // it overwrote (numbers in the plan). One thread, about 1 GB/s or more.
   virtual base::Result<std::vector<std::size_t>> Reset(const CheckOptions& options,
                                                        std::uint64_t seed) = 0;
 

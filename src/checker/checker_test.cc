@@ -7,6 +7,7 @@
 #include <cmath>
 #include <set>
 
+#include "checker/entries.h"
 #include "checker/test_runner.h"
 #include "quant/fp8_block.h"
 #include "quant/wna16_marlin.h"
@@ -30,8 +31,8 @@ using Checkpoint = std::map<std::string, Bytes>;
 
 constexpr const char* kDerived = "layers.0.attn.w_kc";
 
-// A small model: fused matrices, a padded embedding, an fp8 unit, what is computed from weights, and
-// what no update carries.
+// A small model: fused matrices, a padded embedding, an fp8 unit, what is computed from weights,
+// and what no update carries.
 class CheckerTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -314,6 +315,15 @@ TEST_F(CheckerTest, WhatIsResetIsWhatIsCompared) {
   EXPECT_EQ(runner_.memory(), before);
 }
 
+TEST(EntriesTest, NamesThatAreSkipped) {
+  for (const char* name : {"rotary_emb.cos_sin_cache", "a.inv_freq.b", "freqs_cis",
+                           "mlp.gate_weight_fp32", "layers.0.k_scale"}) {
+    EXPECT_TRUE(checker::IsSkipped(name, std::vector<std::string>{"x.y", "0.k_s"})) << name;
+  }
+  EXPECT_FALSE(checker::IsSkipped("layers.0.k_scale", std::vector<std::string>{"x.y", "1.k_s"}));
+  EXPECT_FALSE(checker::IsSkipped("cos_sin.cache.weight", {}));
+}
+
 TEST_F(CheckerTest, SkippedDifferencesAreOnlyToBeLogged) {
   ASSERT_OK(runner_.checker().Snapshot());
   runner_["rotary_emb.inv_freq"][3] ^= std::byte{1};
@@ -389,6 +399,10 @@ TEST_F(CheckerTest, ResetDependsOnTheSeedAlone) {
   EXPECT_EQ(runner_.memory(), first);
   ASSERT_OK(runner_.checker().Reset({}, 6));
   EXPECT_NE(runner_.memory(), first);
+  // All of a slot that is larger in the runtime layout: of random bytes few are zero.
+  const Bytes& scales = runner_["layers.0.down_proj.weight_scale_inv"];
+  EXPECT_EQ(scales.size(), 132U * 4);
+  EXPECT_LT(std::ranges::count(scales, std::byte{0}), 20);
   // Two tensors of one shape do not get the same numbers.
   EXPECT_NE(runner_["layers.0.o_proj.weight"], runner_["layers.1.o_proj.weight"]);
   for (const std::byte value : runner_["mask"]) EXPECT_LE(value, std::byte{1});
@@ -407,6 +421,10 @@ TEST_F(CheckerTest, ResetLeavesPaddingZero) {
   for (std::size_t i = 84; i < 120; ++i) EXPECT_EQ(embedding[i], std::byte{0});
   EXPECT_TRUE(std::any_of(embedding.begin(), embedding.begin() + 84,
                           [](std::byte byte) { return byte != std::byte{0}; }));
+  // Nor does it touch that of what is skipped.
+  runner_["embed.weight"][119] = std::byte{1};
+  ASSERT_OK(runner_.checker().Reset({.skip = {"embed"}}, 5));
+  EXPECT_EQ(embedding[119], std::byte{1});
 }
 
 // Also where it lies only in the load layout.
@@ -428,6 +446,12 @@ TEST(CheckerPaddingTest, OfAUnitStaysZeroToo) {
   runner.Build();
   ASSERT_OK_AND_ASSIGN(const auto reset, runner.checker().Reset({}, 2));
   EXPECT_THAT(reset, ElementsAre(0, 1));
+  // It is in the runtime layout again.
+  const std::vector<Bytes> memory = runner.memory();
+  runner.units().RestoreAll(runner.slots(), runner.pool());
+  EXPECT_NE(runner.memory(), memory);
+  runner.units().ProcessAll(runner.slots(), runner.pool());
+  EXPECT_EQ(runner.memory(), memory);
   runner.units().RestoreAll(runner.slots(), runner.pool());
   const Bytes& bytes = runner["m.weight"];
   const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };

@@ -1,5 +1,5 @@
-// What the weight checker looks at: the entries of a runner, and the pieces in which they are worked
-// on.
+// What the weight checker looks at: the entries of a runner, and the pieces in which they are
+// worked on.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,7 @@ struct Entry {
   std::string name;
   tensor::Dtype dtype = tensor::Dtype::kBF16;  // of the parameter, or of the weight of `unit`
   std::vector<std::uint64_t> shape;            // in the runtime layout
-  std::uint64_t bytes =
-      0;  // that are hashed: of the parameter, padding included; of values in bf16
+  std::uint64_t bytes = 0;  // that are hashed: all of the parameter's, or of values in bf16
   bool derived = false;
   std::vector<std::size_t> parameters;  // in the plan: one, or the unit's weight and scale
   const quant::Unit* unit = nullptr;    // of block-wise fp8; null: the bytes count
@@ -57,8 +56,8 @@ struct RowRange {
   std::uint64_t last = 0;
 };
 
-// A piece of an entry: bytes [begin, end) of what is hashed of it. They begin at a multiple of 4, so
-// that DeviceHash takes them, and hold whole values.
+// A piece of an entry: bytes [begin, end) of what is hashed of it. They begin at a multiple of 4,
+// so that DeviceHash takes them, and hold whole values.
 struct Piece {
   std::size_t entry = 0;
   std::uint64_t begin = 0;

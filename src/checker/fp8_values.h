@@ -1,5 +1,5 @@
-// The values of block-wise fp8 weights, and how far they may move: SGLang's tolerance of one unit in
-// the last place of the quantised value, on each side of a comparison.
+// The values of block-wise fp8 weights, and how far they may move: SGLang's tolerance of one unit
+// in the last place of the quantised value, on each side of a comparison.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,8 @@ using tensor::Dtype;
 
 constexpr std::size_t kBlock = 1024;  // random numbers that are drawn at a time
 
-// Makes each element of bits of its own. `make` should be a lambda, which is compiled into the loop.
+// Makes each element of bits of its own. `make` should be a lambda, which is compiled into the
+// loop.
 template <typename Element, typename Bits, typename Make>
 void Fill(std::uint64_t seed, MutableByteSpan bytes, const Make& make) {
   constexpr std::size_t kElements = kBlock * sizeof(std::uint64_t) / sizeof(Bits);

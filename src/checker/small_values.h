@@ -1,5 +1,4 @@
-// The values of elements of at most 8 bits that are not whole numbers, for all such types of the
-// table in tensor/dtype.h.
+// The values of elements of the floating-point types of at most 8 bits: F4, those of F6 and F8.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +7,9 @@
 
 namespace syncline::checker {
 
-// Of an element's bits, the lowest of the byte. NaN for other types than F4 and those of F6 and F8. The types of 4 and 6 bits are those of the OCP
-// Microscaling formats (E2M1, E2M3, E3M2), without NaN and infinity; of FNUZ the only NaN has the
-// bits of negative zero; E8M0 is 2^(bits - 127) and NaN for 255.
+// Of an element's bits, the lowest of the byte; NaN of other types. The types of 4 and 6 bits are
+// those of the OCP Microscaling formats (E2M1, E2M3, E3M2), without NaN and infinity; of FNUZ the
+// only NaN has the bits of negative zero; E8M0 is 2^(bits - 127), and NaN for 255.
 float SmallValue(tensor::Dtype dtype, std::uint8_t bits);
 
 }  // namespace syncline::checker
