@@ -109,10 +109,13 @@ class Marlin final : public Scheme {
       made.runtime_bytes = made.runtime.bytes();
       return made;
     };
-    return {slot("weight_packed", Dtype::kI32, {sizes.rows, sizes.columns / 8},
-                 {sizes.tiles, 2 * sizes.rows}),
-            slot("weight_scale", matrix.activation, {sizes.rows, sizes.groups},
-                 {sizes.groups, sizes.rows})};
+    std::vector<Slot> slots = {slot("weight_packed", Dtype::kI32, {sizes.rows, sizes.columns / 8},
+                                    {sizes.tiles, 2 * sizes.rows}),
+                               slot("weight_scale", matrix.activation, {sizes.rows, sizes.groups},
+                                    {sizes.groups, sizes.rows})};
+    slots[0].block_columns = 8;
+    slots[1].block_columns = group_;
+    return slots;
   }
 
   void Process(const Matrix& matrix, MutableSlotViews slots,
