@@ -20,6 +20,7 @@ import checker
 import codec
 import generation
 import plans
+import repack
 import replica
 import steps
 from lines import Report
@@ -45,6 +46,7 @@ def main() -> None:
     replica.run(report, arguments.cache, ROOT / "build/bench/scratch")
     codec.run(report, arguments.cache, ROOT / "build/bench/scratch")
     plans.run(report)
+    repack.run(report)
     allreduce.run(report)
     checker.run(report)
     report.write(arguments.out)
