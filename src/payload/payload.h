@@ -13,7 +13,10 @@
 // strategy `file_system`: 64 bytes of header, then the data), of which a part may be expanded,
 // transposed or strided; it is packed row-major here. A storage behind a file descriptor
 // (`file_descriptor`, torch's default) cannot be had from another process family: kInvalidArgument
-// says what to use.
+// says what to use. So it does for a tensor on a CUDA device: no code here reads device memory.
+//
+// A message with shared memory can be taken once (shared_memory.h): where several ranks of one host
+// get the same bytes, one of them decodes for all, except in verl's form.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +53,8 @@ class Batch {
 // verl's form. All that can be found wrong is found here, before anything is used.
 //   kInvalidArgument  not such a payload; what, and where. An unknown class is named.
 //   kNotFound         the shared memory of a tensor is gone
-//   kLimitExceeded    too deep, or too many elements for its bytes
+//   kLimitExceeded    too deep, too many elements for its bytes, or expanded views too large
+//   others            the operating system refused to map shared memory
 base::Result<std::unique_ptr<Batch>> Decode(base::ByteSpan message, Format format,
                                             std::uint32_t rank);
 
