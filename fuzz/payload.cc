@@ -2,8 +2,8 @@
 //
 // The input is a byte of the format and the rank, and the message.
 //
-// - What is accepted has names that differ, and bytes of the size that type and shape ask for, all of
-//   which can be read.
+// - What is accepted has names that differ, and bytes of the size that type and shape ask for, all
+//   of which can be read.
 // - A message that was accepted is refused when its last byte is missing.
 // - All memory of a sender is let go again.
 // - Memory stays within a multiple of the message's size.

@@ -1,11 +1,12 @@
-// Tensors as Python trainers send them to /update_weights_from_tensor: pickles, read as data. Nothing
-// is executed, only the classes below are known, and every size is bounded by what was received.
+// Tensors as Python trainers send them to /update_weights_from_tensor: pickles, read as data.
+// Nothing is executed, only the classes below are known, and every size is bounded by what was
+// received.
 //
 //   format               what the bytes hold
 //   plain                a pickled list of (name, tensor), or a dict {name: tensor}
-//   flattened_bucket     a pickled dict {"flattened_tensor": 1-D tensor, "metadata": [… name, shape,
-//                        dtype, start_idx, end_idx, numel …]}; indices in bytes if the flat tensor
-//                        is uint8, else in elements of its own type. An empty bucket is fine
+//   flattened_bucket     a pickled dict {"flattened_tensor": 1-D tensor, "metadata": [… name,
+//                        shape, dtype, start_idx, end_idx, numel …]}; indices in bytes if the flat
+//                        tensor is uint8, else in elements of its own type. An empty bucket is fine
 //   verl                 a pickled list of (name, LocalSerializedTensor{values: [bytes of each
 //                        rank]}); told from `plain` by the class. Each inner pickle is one tensor
 //   safetensors          a safetensors file

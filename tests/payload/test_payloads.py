@@ -1,4 +1,4 @@
-"""What Python trainers send, made by torch and SGLang themselves, against what payload_dump reads."""
+"""What Python trainers send, made by torch and SGLang itself, against what payload_dump reads."""
 
 from __future__ import annotations
 
