@@ -14,6 +14,7 @@ from pathlib import Path
 import xxhash
 import zstandard
 from compact_seeds import compact_roundtrip_seeds, compact_seeds
+from payload_seeds import payload_seeds
 from rank_seeds import rank_frames_seeds
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
@@ -290,6 +291,7 @@ SEEDS = {
     "journal": journal_seeds,
     "json": json_seeds,
     "manifest": manifest_seeds,
+    "payload": payload_seeds,
     "rank_frames": rank_frames_seeds,
     "safetensors": safetensors_seeds,
     "signature": signature_seeds,

@@ -22,6 +22,7 @@ int FuzzIndex(const std::uint8_t* data, std::size_t size);
 int FuzzJournal(const std::uint8_t* data, std::size_t size);
 int FuzzJson(const std::uint8_t* data, std::size_t size);
 int FuzzManifest(const std::uint8_t* data, std::size_t size);
+int FuzzPayload(const std::uint8_t* data, std::size_t size);
 int FuzzRankFrames(const std::uint8_t* data, std::size_t size);
 int FuzzSafetensors(const std::uint8_t* data, std::size_t size);
 int FuzzSignature(const std::uint8_t* data, std::size_t size);
@@ -147,6 +148,7 @@ TEST(Fuzz, Index) { Replay("index", FuzzIndex, kMutations); }
 TEST(Fuzz, Journal) { Replay("journal", FuzzJournal, kMutations); }
 TEST(Fuzz, Json) { Replay("json", FuzzJson, kMutations); }
 TEST(Fuzz, Manifest) { Replay("manifest", FuzzManifest, kMutations); }
+TEST(Fuzz, Payload) { Replay("payload", FuzzPayload, kMutations); }
 TEST(Fuzz, RankFrames) { Replay("rank_frames", FuzzRankFrames, kMutations); }
 TEST(Fuzz, Safetensors) { Replay("safetensors", FuzzSafetensors, kMutations); }
 TEST(Fuzz, Signature) { Replay("signature", FuzzSignature, kMutations); }

@@ -65,8 +65,13 @@ Result<std::vector<Pair>> ReadPairs(const Value& root) {
 
 class Decoder {
  public:
-  Decoder(base::ByteSpan message, std::uint32_t rank, const OpenMemory& open)
-      : message_(message), rank_(rank), open_(open), inner_bytes_left_(message.size()) {}
+  Decoder(base::ByteSpan message, std::uint32_t rank, const OpenMemory& open,
+          std::uint64_t may_expand)
+      : message_(message),
+        rank_(rank),
+        open_(open),
+        inner_bytes_left_(message.size()),
+        batch_(std::make_unique<TensorBatch>(may_expand)) {}
 
   Result<std::unique_ptr<Batch>> Plain() {
     SYNCLINE_ASSIGN(const Pickle pickle, Pickle::Read(message_));
@@ -160,14 +165,14 @@ class Decoder {
   const OpenMemory& open_;
   std::uint64_t inner_bytes_left_;
   std::vector<std::byte> decoded_;  // of the tensor in work; views point to shared memory only
-  std::unique_ptr<TensorBatch> batch_ = std::make_unique<TensorBatch>();
+  std::unique_ptr<TensorBatch> batch_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Batch>> DecodeWith(base::ByteSpan message, Format format, std::uint32_t rank,
-                                          const OpenMemory& open) {
-  Decoder decoder(message, rank, open);
+                                          const OpenMemory& open, std::uint64_t may_expand) {
+  Decoder decoder(message, rank, open, may_expand);
   switch (format) {
     case Format::kPlain:
       return decoder.Plain();

@@ -1,11 +1,12 @@
-// Tensors as Python trainers send them to /update_weights_from_tensor: pickles, read as data. Nothing
-// is executed, only the classes below are known, and every size is bounded by what was received.
+// Tensors as Python trainers send them to /update_weights_from_tensor: pickles, read as data.
+// Nothing is executed, only the classes below are known, and every size is bounded by what was
+// received.
 //
 //   format               what the bytes hold
 //   plain                a pickled list of (name, tensor), or a dict {name: tensor}
-//   flattened_bucket     a pickled dict {"flattened_tensor": 1-D tensor, "metadata": [… name, shape,
-//                        dtype, start_idx, end_idx, numel …]}; indices in bytes if the flat tensor
-//                        is uint8, else in elements of its own type. An empty bucket is fine
+//   flattened_bucket     a pickled dict {"flattened_tensor": 1-D tensor, "metadata": [… name,
+//                        shape, dtype, start_idx, end_idx, numel …]}; indices in bytes if the flat
+//                        tensor is uint8, else in elements of its own type. An empty bucket is fine
 //   verl                 a pickled list of (name, LocalSerializedTensor{values: [bytes of each
 //                        rank]}); told from `plain` by the class. Each inner pickle is one tensor
 //   safetensors          a safetensors file
@@ -13,7 +14,10 @@
 // strategy `file_system`: 64 bytes of header, then the data), of which a part may be expanded,
 // transposed or strided; it is packed row-major here. A storage behind a file descriptor
 // (`file_descriptor`, torch's default) cannot be had from another process family: kInvalidArgument
-// says what to use.
+// says what to use. So it does for a tensor on a CUDA device: no code here reads device memory.
+//
+// A message with shared memory can be taken once (shared_memory.h): where several ranks of one host
+// get the same bytes, one of them decodes for all, except in verl's form.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +54,8 @@ class Batch {
 // verl's form. All that can be found wrong is found here, before anything is used.
 //   kInvalidArgument  not such a payload; what, and where. An unknown class is named.
 //   kNotFound         the shared memory of a tensor is gone
-//   kLimitExceeded    too deep, or too many elements for its bytes
+//   kLimitExceeded    too deep, too many elements for its bytes, or expanded views too large
+//   others            the operating system refused to map shared memory
 base::Result<std::unique_ptr<Batch>> Decode(base::ByteSpan message, Format format,
                                             std::uint32_t rank);
 

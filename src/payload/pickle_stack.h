@@ -14,7 +14,8 @@
 
 namespace syncline::payload {
 
-// Errors say nothing of where: kInvalidArgument, and kLimitExceeded for what is too deep or too many.
+// Errors say nothing of where: kInvalidArgument, and kLimitExceeded for what is too deep or too
+// many.
 class PickleStack {
  public:
   explicit PickleStack(std::size_t message_bytes);

@@ -113,8 +113,8 @@ Result<View> ReadView(const Value& storage, const Value& offset, const Value& si
   return view;
 }
 
-// (class, size, stride, offset, storage class, element type, device, handle, …). It is only read for
-// its device.
+// (class, size, stride, offset, storage class, element type, device, handle, …). It is only read
+// for its device.
 std::unexpected<base::Error> RefuseCuda(std::string_view name, Arguments arguments) {
   std::string device = "unknown";
   if (const auto* index = arguments[6]->As<std::int64_t>()) device = fmt::format("{}", *index);
