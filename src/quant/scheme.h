@@ -52,7 +52,7 @@ struct Slot {
 };
 
 // Memory of the slots of one unit, in the order of Slots(): each has the larger of the bytes of both
-// layouts.
+// layouts, and is aligned to 16 bytes. What stands behind the bytes of a layout has no meaning.
 using SlotViews = std::span<const base::ByteSpan>;
 using MutableSlotViews = std::span<const base::MutableByteSpan>;
 
@@ -80,7 +80,7 @@ class Scheme {
                        base::ThreadPool& pool) const = 0;
 
   // Rows [first, last) of one matrix as values, row-major, [last - first, columns]: quantised value
-  // times scale, rounded once to bf16 (nearest, ties to even). Reads either layout. `first` and
+  // times scale as fp32, rounded to bf16 (nearest, ties to even). Reads either layout. `first` and
   // `last` are multiples of RowStep(), or `last` is the number of rows.
   virtual std::uint64_t RowStep() const = 0;
   virtual void Dequantise(const Matrix& matrix, SlotViews slots, Layout layout,
