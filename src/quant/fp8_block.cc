@@ -188,6 +188,7 @@ class PlainScales : public Scheme {
     slots[0].load = {"", Dtype::kF8E4M3, ShapeOf(matrix, sizes.rows, sizes.columns)};
     slots[1].name = "weight_scale_inv";
     slots[1].load = {"", Dtype::kF32, ShapeOf(matrix, sizes.scale_rows, sizes.blocks)};
+    slots[1].block_rows = slots[1].block_columns = kFp8Block;
     for (Slot& slot : slots) {
       slot.runtime = slot.load;
       slot.runtime_bytes = slot.load.bytes();

@@ -49,6 +49,11 @@ struct Slot {
   layout::TensorSpec load;     // name empty; the leading dimension `experts` where there are some
   layout::TensorSpec runtime;  // logical shape; what lies where is the scheme's to say
   std::uint64_t runtime_bytes = 0;  // with padding; may exceed those of the load layout
+  // Of the load layout: an element stands for a block of so many rows and columns of the matrix (0:
+  // of all columns). Parts begin a block of their own, so the last block of each may be short;
+  // ranks never share a block.
+  std::uint64_t block_rows = 1;
+  std::uint64_t block_columns = 1;
 };
 
 // Memory of the slots of one unit, in the order of Slots(): each has the larger of the bytes of both
