@@ -5,14 +5,17 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "quant/fp8_block.h"
 #include "quant/random_unit.h"
+#include "quant/wna16_marlin.h"
 
 namespace syncline::quant {
 namespace {
 
 struct Kind {
+  const char* test;
   const char* name;
   std::shared_ptr<const Scheme> (*scheme)();
   Matrix (*matrix)();  // draws one that the scheme can hold
@@ -27,6 +30,23 @@ Matrix AnyFp8Matrix() {
   }
   matrix.columns = Draw(0, 2) == 0 ? Draw(1, 6) * 128 : Draw(1, 700);
   return matrix;
+}
+
+Matrix AnyInt4Matrix(std::uint64_t group) {
+  Matrix matrix;
+  matrix.experts = Draw(0, 4);
+  const std::uint64_t bands = Draw(1, 5);
+  const std::uint64_t first = Draw(1, bands * 64);  // parts need not be whole bands
+  matrix.part_rows = {first, bands * 64 - first};
+  matrix.columns = group == 0 ? Draw(1, 70) * 16 : Draw(1, 1 + 600 / group) * std::lcm(group, 16);
+  matrix.activation = Draw(0, 2) == 0 ? tensor::Dtype::kBF16 : tensor::Dtype::kF16;
+  return matrix;
+}
+
+template <std::uint64_t group>
+Kind Int4Kind(const char* test) {
+  return {test, "wna16-marlin", [] { return Wna16Marlin(group); },
+          [] { return AnyInt4Matrix(group); }};
 }
 
 class SchemeTest : public testing::TestWithParam<Kind> {
@@ -200,10 +220,13 @@ TEST_P(SchemeTest, MatricesThatMakeNoSenseAreRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Schemes, SchemeTest,
-                         testing::Values(Kind{"fp8-block", Fp8Block, AnyFp8Matrix},
-                                         Kind{"fp8-block-ue8m0", Fp8BlockUe8m0, AnyFp8Matrix}),
+                         testing::Values(Kind{"fp8-block", "fp8-block", Fp8Block, AnyFp8Matrix},
+                                         Kind{"fp8-block-ue8m0", "fp8-block-ue8m0", Fp8BlockUe8m0,
+                                              AnyFp8Matrix},
+                                         Int4Kind<0>("int4-by-channel"), Int4Kind<8>("int4-by-8"),
+                                         Int4Kind<64>("int4-by-64"), Int4Kind<128>("int4-by-128")),
                          [](const auto& tested) {
-                           std::string name = tested.param.name;
+                           std::string name = tested.param.test;
                            std::ranges::replace(name, '-', '_');
                            return name;
                          });

@@ -23,11 +23,14 @@ struct Layout {
 
   // Of finite bits, and of those that would be if the largest exponent were one like others.
   static float Value(unsigned bits) {
-    const unsigned exponent = Exponent(bits);
-    const unsigned significand = Mantissa(bits) | (exponent == 0 ? 0U : 1U << mantissa_bits);
-    const int power = (exponent == 0 ? 1 : static_cast<int>(exponent)) - kBias - mantissa_bits;
-    const float magnitude = std::ldexp(static_cast<float>(significand), power);
-    return (bits & kSign) != 0 ? -magnitude : magnitude;
+    const std::uint32_t wide = (bits & (kSign - 1)) << (23 - mantissa_bits);
+    constexpr std::uint32_t kOffset = static_cast<std::uint32_t>(127 - kBias) << 23;
+    const auto sign = (bits & kSign) != 0 ? 0x8000'0000U : 0U;
+    if (Exponent(bits) != 0) return std::bit_cast<float>(wide + kOffset + sign);
+    // Taken as the mantissa of a number that is one smallest normal too large.
+    constexpr std::uint32_t kOne = kOffset + (1U << 23);
+    const float magnitude = std::bit_cast<float>(wide + kOne) - std::bit_cast<float>(kOne);
+    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(magnitude) + sign);
   }
 
   // Magnitude bits of a finite value; what is too large runs into and beyond the largest exponent.
