@@ -7,15 +7,10 @@
 #include <gtest/gtest.h>
 
 #include "model/linear.h"
-#include "model/small_units.h"
-#include "quant/fp8_block.h"
+#include "model/small_quantised.h"
 
 namespace syncline::model {
 namespace {
-
-using Schemes = std::vector<std::shared_ptr<const quant::Scheme>>;
-
-Schemes AllSchemes() { return {quant::Fp8Block(), quant::Fp8BlockUe8m0()}; }
 
 // Matrices with short last blocks, with several panels, and with less than one.
 std::vector<quant::Matrix> Matrices() {

@@ -1,5 +1,6 @@
 #include "model/small_units.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
 #include <random>
@@ -16,7 +17,9 @@ void FillRandom(Dtype dtype, bool is_scale, std::uint32_t seed, base::MutableByt
   std::uniform_real_distribution<float> scale(0.0005F, 0.003F);
   const auto value = [&] { return is_scale ? scale(random) : normal(random); };
   const std::size_t step = tensor::Bits(dtype) / 8;
-  for (std::size_t i = 0; i + step <= bytes.size(); i += step) {
+  // Drawing is slow: what is drawn is repeated, after a number of elements that no size divides by.
+  const std::size_t drawn = std::min<std::size_t>(bytes.size(), 4999 * step);
+  for (std::size_t i = 0; i + step <= drawn; i += step) {
     std::byte* const at = bytes.data() + i;
     if (dtype == Dtype::kF32) {
       base::Store(at, std::bit_cast<std::uint32_t>(value()));
@@ -30,6 +33,7 @@ void FillRandom(Dtype dtype, bool is_scale, std::uint32_t seed, base::MutableByt
       std::abort();
     }
   }
+  for (std::size_t i = drawn; i < bytes.size(); ++i) bytes[i] = bytes[i - drawn];
 }
 
 SmallUnit::SmallUnit(std::shared_ptr<const quant::Scheme> scheme, quant::Matrix matrix,
