@@ -19,6 +19,7 @@ import allreduce
 import codec
 import generation
 import plans
+import repack
 import replica
 import steps
 from lines import Report
@@ -44,6 +45,7 @@ def main() -> None:
     replica.run(report, arguments.cache, ROOT / "build/bench/scratch")
     codec.run(report, arguments.cache, ROOT / "build/bench/scratch")
     plans.run(report)
+    repack.run(report)
     allreduce.run(report)
     report.write(arguments.out)
 

@@ -151,8 +151,9 @@ base::Result<DecoderPlan> PlanDecoder(const ModelConfig& config, const layout::S
     decoder.head = shards.Vocabulary("lm_head.weight", config.vocabulary, config.hidden);
   }
   shards.Skip("*.rotary_emb.inv_freq");
-  // The size before packing, which the plan knows.
-  if (config.quantisation.scheme != nullptr) shards.Skip("*.weight_shape");
+  for (std::string& name : quant::SkippedTensors(config.quantisation)) {
+    shards.Skip(std::move(name));
+  }
   for (std::uint32_t i = 0; i < config.draft_layers; ++i) {
     shards.Skip(fmt::format("model.layers.{}.*", config.layers + i));
   }

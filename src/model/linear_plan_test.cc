@@ -178,8 +178,9 @@ TEST(LinearPlan, EachPartHasItsScaleRows) {
 }
 
 TEST(LinearPlan, ExpertsHaveOneUnitForEachMatrix) {
-  const DecoderPlan decoder =
-      PlanOf(Quantised(QuantisableConfigs()[1], quant::Wna16Marlin(32)), {0, 4, 2}, 3);
+  ModelConfig config = Quantised(QuantisableConfigs()[1], quant::Wna16Marlin(32));
+  config.quantisation.method = "compressed-tensors";
+  const DecoderPlan decoder = PlanOf(config, {0, 4, 2}, 3);
   const std::string prefix = "model.layers.0.mlp.experts.";
   const auto shape = [&](const char* name) {
     return decoder.plan.parameters()[decoder.plan.FindParameter(prefix + name)].shape;

@@ -20,6 +20,7 @@
 #define HWY_TARGET_INCLUDE "quant/marlin_tiles.cc"
 #include <hwy/foreach_target.h>  // compiles this file once for each vector width
 // after it
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -236,6 +237,9 @@ void Untile(const std::byte* tiled, std::size_t tile_stride, std::size_t tiles, 
     for (std::size_t c = 0; c < 8; ++c) {
       for (std::size_t t = chunk; t < last; t += 2) {
         const std::byte* from = tiled + t * tile_stride + c * 64;
+        // Of the next chunk: tiles lie where no processor would expect them.
+        hwy::Prefetch(from + kChunk * tile_stride);
+        hwy::Prefetch(from + (kChunk + 1) * tile_stride);
         UntileTwo(from, from + tile_stride, rows + c * row_stride + t * kTileRowBytes, row_stride);
       }
     }
