@@ -36,7 +36,19 @@ struct Roles {
   std::uint64_t skipped = 0;
 };
 
-base::Result<Roles> AssignRoles(const Checkpoint& checkpoint, const Plan& plan) {
+// Match, where another form is fine too.
+base::Result<std::size_t> MatchForm(const CheckpointTensor& tensor, const Plan& plan,
+                                    const Forms* forms) {
+  auto match = plan.Match(tensor.name, tensor.dtype, tensor.shape);
+  if (match || forms == nullptr) return match;
+  std::size_t index = plan.FindTensor(tensor.name);
+  if (index == Plan::npos) index = plan.FindAlias(tensor.name);
+  if (!forms->Accepts(index, tensor.dtype, tensor.shape)) return match;
+  return index;
+}
+
+base::Result<Roles> AssignRoles(const Checkpoint& checkpoint, const Plan& plan,
+                                const Forms* forms) {
   Roles roles;
   roles.sources.resize(plan.tensors().size());
   std::vector<std::string> unclaimed;
@@ -50,7 +62,7 @@ base::Result<Roles> AssignRoles(const Checkpoint& checkpoint, const Plan& plan) 
       unclaimed.push_back(tensor.name);
       continue;
     }
-    const auto match = plan.Match(tensor.name, tensor.dtype, tensor.shape);
+    const auto match = MatchForm(tensor, plan, forms);
     if (!match) return base::Annotate(match.error(), checkpoint.FilePath(tensor.file));
     if (is_twin) {
       roles.twins.push_back({&tensor, *match});
@@ -86,10 +98,31 @@ base::Result<Roles> AssignRoles(const Checkpoint& checkpoint, const Plan& plan) 
   return roles;
 }
 
+// Is the tensor in the form that the plan expects?
+bool IsPlain(const CheckpointTensor& tensor, const TensorSpec& expected) {
+  return tensor.dtype == expected.dtype && std::ranges::equal(tensor.shape, expected.shape);
+}
+
+// The bytes of a tensor as the plan expects them. The span holds until `buffer` or `converted` are
+// touched.
+base::Result<base::ByteSpan> ReadWhole(base::File& file, const CheckpointTensor& tensor,
+                                       std::size_t index, const Plan& plan, const Forms* forms,
+                                       base::Buffer& buffer, std::vector<std::byte>& converted) {
+  const base::MutableByteSpan bytes = buffer.Get(tensor.bytes);
+  SYNCLINE_TRY(base::ReadExactly(file, bytes, tensor.offset));
+  if (IsPlain(tensor, plan.tensors()[index])) return bytes;
+  SYNCLINE_ASSIGN(converted, forms->Convert(index, tensor.dtype, tensor.shape, bytes));
+  if (converted.size() == plan.tensors()[index].bytes()) return base::ByteSpan(converted);
+  return base::Fail(Code::kInternal, fmt::format("converted to {} bytes, expected {}",
+                                                 converted.size(), plan.tensors()[index].bytes()));
+}
+
 // One thing to do for a thread: read bytes [begin, begin + bytes) of a tensor, straight into place
-// (`into`) or to be scattered by `runs`, whose offsets count from `begin`.
+// (`into`) or to be scattered by `runs`, whose offsets count from `begin`. Where `into` is null:
+// read the whole tensor, convert and scatter it.
 struct Job {
   const CheckpointTensor* source = nullptr;
+  std::size_t tensor = 0;  // of the plan, where it is converted
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;
   std::byte* into = nullptr;  // of the bytes, or the parameter that the runs go to
@@ -137,6 +170,10 @@ std::vector<Job> MakeJobs(const Roles& roles, const Plan& plan,
                           std::span<const base::MutableByteSpan> parameters) {
   std::vector<Job> jobs;
   for (std::size_t i = 0; i < roles.sources.size(); ++i) {
+    if (!IsPlain(*roles.sources[i], plan.tensors()[i])) {
+      if (!plan.PiecesOf(i).empty()) jobs.push_back({.source = roles.sources[i], .tensor = i});
+      continue;
+    }
     for (const Piece& piece : plan.PiecesOf(i)) {
       const TensorSpec& parameter = plan.parameters()[piece.parameter];
       const Runs runs = FindRuns(parameter.dtype, {plan.tensors()[i].shape, piece.source},
@@ -154,10 +191,11 @@ std::vector<Job> MakeJobs(const Roles& roles, const Plan& plan,
 
 // What this rank holds of a tensor must be what the twin has there.
 base::Status CompareTwin(base::File& file, const Roles::Twin& twin, const Plan& plan,
-                         std::span<const base::MutableByteSpan> parameters) {
+                         const Forms* forms, std::span<const base::MutableByteSpan> parameters) {
   base::Buffer found;
-  const base::MutableByteSpan bytes = found.Get(twin.tensor->bytes);
-  SYNCLINE_TRY(base::ReadExactly(file, bytes, twin.tensor->offset));
+  std::vector<std::byte> converted;
+  SYNCLINE_ASSIGN(const base::ByteSpan bytes,
+                  ReadWhole(file, *twin.tensor, twin.target, plan, forms, found, converted));
   if (HoldsBytes(plan, twin.target, bytes, {parameters.begin(), parameters.end()})) return {};
   return base::Fail(Code::kChecksumMismatch,
                     fmt::format("{}: the model's configuration ties it to {}, but their bytes "
@@ -167,16 +205,17 @@ base::Status CompareTwin(base::File& file, const Roles::Twin& twin, const Plan& 
 
 }  // namespace
 
-base::Status CheckNames(const Checkpoint& checkpoint, const Plan& plan) {
-  SYNCLINE_TRY(AssignRoles(checkpoint, plan));
+base::Status CheckNames(const Checkpoint& checkpoint, const Plan& plan, const Forms* forms) {
+  SYNCLINE_TRY(AssignRoles(checkpoint, plan, forms));
   return {};
 }
 
 base::Result<LoadReport> LoadCheckpoint(base::FileSystem& files, const Checkpoint& checkpoint,
                                         const Plan& plan,
                                         std::span<const base::MutableByteSpan> parameters,
-                                        base::ThreadPool& pool, const base::CancelToken* cancel) {
-  SYNCLINE_ASSIGN(const Roles roles, AssignRoles(checkpoint, plan));
+                                        base::ThreadPool& pool, const base::CancelToken* cancel,
+                                        const Forms* forms) {
+  SYNCLINE_ASSIGN(const Roles roles, AssignRoles(checkpoint, plan, forms));
   std::vector<std::unique_ptr<base::File>> opened;
   for (std::size_t i = 0; i < checkpoint.files().size(); ++i) {
     SYNCLINE_ASSIGN(auto file, files.Open(checkpoint.FilePath(i), base::OpenMode::kRead));
@@ -189,7 +228,13 @@ base::Result<LoadReport> LoadCheckpoint(base::FileSystem& files, const Checkpoin
     base::File& file = *opened[job.source->file];
     const std::uint64_t offset = job.source->offset + job.begin;
     base::Status done;
-    if (!job.runs) {
+    if (job.into == nullptr) {
+      const base::Pool<base::Buffer>::Lease buffer(buffers);
+      std::vector<std::byte> converted;
+      const auto bytes = ReadWhole(file, *job.source, job.tensor, plan, forms, *buffer, converted);
+      if (!bytes) return base::Annotate(bytes.error(), job.source->name);
+      plan.Scatter(job.tensor, *bytes, parameters);
+    } else if (!job.runs) {
       done = base::ReadExactly(file, {job.into, job.bytes}, offset);
     } else {
       const base::Pool<base::Buffer>::Lease buffer(buffers);
@@ -203,7 +248,8 @@ base::Result<LoadReport> LoadCheckpoint(base::FileSystem& files, const Checkpoin
   SYNCLINE_TRY(pool.ParallelFor(jobs.size(), run, cancel));
   plan.ClearFills(parameters);
   for (const Roles::Twin& twin : roles.twins) {
-    const base::Status same = CompareTwin(*opened[twin.tensor->file], twin, plan, parameters);
+    const base::Status same =
+        CompareTwin(*opened[twin.tensor->file], twin, plan, forms, parameters);
     if (!same) return base::Annotate(same.error(), checkpoint.FilePath(twin.tensor->file));
   }
   LoadReport report = {.tensors = roles.sources.size(), .skipped = roles.skipped};

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
+#include "layout/forms.h"
 #include "layout/plan.h"
 
 namespace syncline::layout {
@@ -21,17 +22,20 @@ struct LoadReport {
 };
 
 // Does the checkpoint hold exactly what the plan asks for? kNotFound names tensors that are missing
-// or that nothing claims (up to five, and how many more); kInvalidArgument a wrong dtype or shape.
-// Reads nothing.
-base::Status CheckNames(const checkpoint::Checkpoint& checkpoint, const Plan& plan);
+// or that nothing claims (up to five, and how many more); kInvalidArgument a wrong dtype or shape,
+// unless it is one of `forms` (null: none). Reads nothing.
+base::Status CheckNames(const checkpoint::Checkpoint& checkpoint, const Plan& plan,
+                        const Forms* forms = nullptr);
 
 // Checks the names, then reads what this rank holds of every tensor with read calls, in parallel,
-// straight into place where it lies there in one piece. Each parameter that is not derived is
-// written completely, or an error comes back: then their content is undefined. kChecksumMismatch: a tensor that should equal another (the head of a
-// tied model) does not.
+// straight into place where it lies there in one piece. A tensor in another of `forms` is read whole
+// and converted, by one thread. Each parameter that is not derived is written completely, or an
+// error comes back: then their content is undefined. kChecksumMismatch: a tensor that should equal
+// another (the head of a tied model) does not.
 base::Result<LoadReport> LoadCheckpoint(base::FileSystem& files,
                                         const checkpoint::Checkpoint& checkpoint, const Plan& plan,
                                         std::span<const base::MutableByteSpan> parameters,
-                                        base::ThreadPool& pool, const base::CancelToken* cancel);
+                                        base::ThreadPool& pool, const base::CancelToken* cancel,
+                                        const Forms* forms = nullptr);
 
 }  // namespace syncline::layout

@@ -5,6 +5,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <map>
+#include <set>
 
 #include "base/progress.h"
 #include "base/result_matchers.h"
@@ -63,7 +64,8 @@ class LoadTest : public testing::Test {
   base::Result<LoadReport> Load(std::uint64_t max_file_bytes = 1 << 30) {
     std::vector<tensor::TensorView> views;
     for (const auto& [name, bytes] : contents_) {
-      views.push_back({name, Dtype::kBF16, shapes_[name], bytes});
+      const bool wide = wide_.contains(name);
+      views.push_back({name, wide ? Dtype::kF32 : Dtype::kBF16, shapes_[name], bytes});
     }
     base::ThreadPool pool(2);
     base::Progress progress;
@@ -75,7 +77,8 @@ class LoadTest : public testing::Test {
     SYNCLINE_ASSIGN(const auto opened,
                     checkpoint::Checkpoint::Open(FileSystem::Posix(), directory_ / "c"));
     std::vector<base::MutableByteSpan> spans(memory_.begin(), memory_.end());
-    return LoadCheckpoint(FileSystem::Posix(), opened, plan_, spans, pool, nullptr);
+    SYNCLINE_TRY(CheckNames(opened, plan_, forms_));
+    return LoadCheckpoint(FileSystem::Posix(), opened, plan_, spans, pool, nullptr, forms_);
   }
 
   void ExpectLoaded() {
@@ -91,6 +94,8 @@ class LoadTest : public testing::Test {
   Plan plan_;
   std::vector<std::vector<std::byte>> memory_;
   Contents contents_;
+  std::set<std::string> wide_;  // F32 in the checkpoint
+  const Forms* forms_ = nullptr;
   std::map<std::string, std::vector<std::uint64_t>> shapes_;
   std::uint32_t next_ = 1;
 };
@@ -139,6 +144,104 @@ RC_GTEST_PROP(LoadRanks, ReadWhatIsTheirs, ()) {
       RC_ASSERT(plan.IsDerived(i) || memory[i] == expected[i]);
     }
   }
+}
+
+// Takes F32 for BF16, by cutting off.
+class Truncation : public Forms {
+ public:
+  explicit Truncation(const Plan& plan) : plan_(plan) {}
+  bool Accepts(std::size_t tensor, Dtype dtype, tensor::Shape shape) const override {
+    return dtype == Dtype::kF32 && std::ranges::equal(shape, plan_.tensors()[tensor].shape);
+  }
+  base::Result<std::vector<std::byte>> Convert(std::size_t tensor, Dtype, tensor::Shape,
+                                               base::ByteSpan bytes) const override {
+    if (plan_.tensors()[tensor].name == refused) {
+      return base::Fail(Code::kInvalidArgument, "these values cannot be");
+    }
+    std::vector<std::byte> converted;
+    for (std::size_t i = 0; i < bytes.size(); i += 4) {
+      converted.insert(converted.end(), {bytes[i + 2], bytes[i + 3]});
+    }
+    if (is_short) converted.pop_back();
+    return converted;
+  }
+
+  std::string refused;
+  bool is_short = false;
+
+ private:
+  const Plan& plan_;
+};
+
+class FormsTest : public LoadTest {
+ protected:
+  // The checkpoint has the tensor in F32, whose upper halves are what is there now.
+  void Widen(const std::string& name) {
+    std::vector<std::byte> bytes;
+    for (std::size_t i = 0; i < contents_[name].size(); i += 2) {
+      bytes.insert(bytes.end(),
+                   {std::byte{1}, std::byte{2}, contents_[name][i], contents_[name][i + 1]});
+    }
+    contents_[name] = bytes;
+    wide_.insert(name);
+  }
+  // Loads, and compares with what was there before the tensors were widened.
+  void ExpectLoadedAs(const Contents& before) {
+    ASSERT_OK(Load());
+    contents_ = before;
+    ExpectLoaded();
+  }
+};
+
+TEST_F(FormsTest, OtherFormsAreConverted) {
+  MakePlanOf(5, 3);
+  const Contents before = contents_;
+  const Truncation forms(plan_);
+  forms_ = &forms;
+  Widen("k");
+  Widen("cut");
+  ExpectLoadedAs(before);
+}
+
+TEST_F(FormsTest, TwinsMayComeInAnotherForm) {
+  MakePlanOf(4, 3);
+  const Contents before = contents_;
+  const Truncation forms(plan_);
+  forms_ = &forms;
+  contents_["twin"] = contents_["cut"];
+  shapes_["twin"] = shapes_["cut"];
+  Widen("twin");
+  const Contents with_twin = contents_;
+  ExpectLoadedAs(before);
+  contents_ = with_twin;
+  contents_["twin"].back() ^= std::byte{1};
+  EXPECT_ERROR(Load(), Code::kChecksumMismatch, "twin");
+  contents_ = with_twin;
+  contents_.erase("cut");  // stands in for it
+  ExpectLoadedAs(before);
+}
+
+TEST_F(FormsTest, WhatIsNotAcceptedIsAsWithoutForms) {
+  MakePlanOf(3, 3);
+  Widen("k");
+  EXPECT_ERROR(Load(), Code::kInvalidArgument, "tensor k has dtype F32, expected BF16");
+  const Truncation forms(plan_);
+  forms_ = &forms;
+  Add("k", {3, 3});
+  Widen("k");
+  EXPECT_ERROR(Load(), Code::kInvalidArgument, "expected");
+}
+
+TEST_F(FormsTest, ValuesThatCannotBeNameTheTensor) {
+  MakePlanOf(3, 3);
+  Truncation forms(plan_);
+  forms_ = &forms;
+  Widen("k");
+  forms.refused = "k";
+  EXPECT_ERROR(Load(), Code::kInvalidArgument, "k: these values cannot be");
+  forms.refused = "";
+  forms.is_short = true;
+  EXPECT_ERROR(Load(), Code::kInternal, "expected 12");
 }
 
 TEST_F(LoadTest, SkippedNamesAreIgnored) {

@@ -96,7 +96,8 @@ class Plan {
                                   tensor::Shape shape) const;
 
   // Copies a whole checkpoint tensor into the parameters. `parameters[i]` is the memory of
-  // parameter i, row-major. All spans have exactly the bytes of their TensorSpec.
+  // parameter i, row-major. Those spans have at least the bytes of their TensorSpec, what is
+  // sent and exported exactly those of the tensor.
   void Scatter(std::size_t tensor, base::ByteSpan bytes,
                std::span<const base::MutableByteSpan> parameters) const;
   // The inverse: a whole checkpoint tensor out of the parameters, by its owning pieces. For tensors

@@ -177,7 +177,7 @@ TEST(Architecture, WhatIsNotServedIsRefused) {
   EXPECT_ERROR(V2(R"(, "scoring_func": "sigmoid")"), Code::kIncompatible, "softmax");
   EXPECT_ERROR(V3(R"(, "hidden_act": "gelu")"), Code::kIncompatible, "gelu");
   EXPECT_ERROR(V3(R"(, "quantization_config": {"quant_method": "fp8"})"), Code::kIncompatible,
-               "quantization_config");
+               "quantization_config.weight_block_size");
 }
 
 TEST(Architecture, WhatCannotBeIsNamed) {

@@ -161,7 +161,7 @@ bool ExpertsConfig::Has(std::uint32_t layer) const {
          !std::ranges::binary_search(dense_layers, layer);
 }
 
-base::Result<ModelConfig> ParseModelConfig(const Json& json) {
+base::Result<ModelConfig> ParseModelConfig(const Json& json, quant::Fp8Scales scales) {
   if (json.object() == nullptr) return base::Fail(Code::kCorrupt, "expected a JSON object");
   ModelConfig config;
   SYNCLINE_TRY(ReadArchitectures(json, config));
@@ -188,18 +188,17 @@ base::Result<ModelConfig> ParseModelConfig(const Json& json) {
     return base::Fail(Code::kIncompatible,
                       fmt::format("hidden_act: served is silu, found {}", activation));
   }
-  if (const Json* field = json.Find("quantization_config"); field != nullptr && !field->is_null()) {
-    return base::Fail(Code::kIncompatible, "quantization_config: quantised models are not served");
-  }
+  SYNCLINE_ASSIGN(config.quantisation, quant::ReadQuantConfig(json, scales));
   SYNCLINE_ASSIGN(config.rope, ParseRopeConfig(json, config.max_positions));
   SYNCLINE_TRY(AddEndTokens(json, config.end_tokens));
   return config;
 }
 
-base::Result<ModelConfig> ReadModelConfig(base::FileSystem& files, const std::string& directory) {
+base::Result<ModelConfig> ReadModelConfig(base::FileSystem& files, const std::string& directory,
+                                          quant::Fp8Scales scales) {
   const std::string path = directory + "/config.json";
   SYNCLINE_ASSIGN(const Json json, ReadJsonFile(files, path));
-  auto config = ParseModelConfig(json);
+  auto config = ParseModelConfig(json, scales);
   if (!config) return base::Annotate(config.error(), path);
   const std::string generation_path = directory + "/generation_config.json";
   SYNCLINE_ASSIGN(const bool has_generation, base::Exists(files, generation_path));

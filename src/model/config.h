@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "model/rope.h"
+#include "quant/config.h"
 
 namespace syncline::model {
 
@@ -75,6 +76,7 @@ struct ModelConfig {
   std::optional<ExpertsConfig> experts;
   std::optional<LatentConfig> latent;
   RopeConfig rope;
+  quant::QuantConfig quantisation;
   std::vector<std::int32_t> end_tokens;  // eos_token_id of both files
 
   // The one that is served; empty if there is none.
@@ -84,10 +86,12 @@ struct ModelConfig {
 
 // Reads `directory`/config.json and, where it is there, generation_config.json. kCorrupt names the
 // file and the field that is missing or of the wrong kind; kIncompatible an architecture or a
-// setting that we do not serve.
-base::Result<ModelConfig> ReadModelConfig(base::FileSystem& files, const std::string& directory);
+// setting that we do not serve. `scales`: of a model that is quantised to block-wise fp8.
+base::Result<ModelConfig> ReadModelConfig(base::FileSystem& files, const std::string& directory,
+                                          quant::Fp8Scales scales = quant::Fp8Scales::kAuto);
 
 // The same for a config.json at hand.
-base::Result<ModelConfig> ParseModelConfig(const base::Json& config);
+base::Result<ModelConfig> ParseModelConfig(const base::Json& config,
+                                           quant::Fp8Scales scales = quant::Fp8Scales::kAuto);
 
 }  // namespace syncline::model

@@ -65,7 +65,7 @@ HWY_INLINE void LinearUnit(const LinearProblem& p, std::size_t unit, Out* out) {
     };
     const auto store = [&](std::size_t row, hn::Vec<Quad> sums) HWY_ATTR {
       StoreOutputs(sums, p.bias == nullptr ? nullptr : p.bias + n, count,
-                   out + (m + row) * p.outputs + n);
+                   out + (m + row) * p.stride + n);
     };
     DotRows<Products>(std::min(kTileRows, p.rows - m), p.x + m * p.inputs, p.inputs, weight,
                       p.inputs, ahead, store);
@@ -97,12 +97,13 @@ void Units(const LinearProblem& problem, std::size_t first, std::size_t last, Ou
     LinearProblem block = problem;
     block.x += row * problem.inputs;
     block.rows = std::min(kBlockRows, problem.rows - row);
-    UnitsOfRows<Products>(block, first, last, out + row * problem.outputs);
+    UnitsOfRows<Products>(block, first, last, out + row * problem.stride);
   }
 }
 
 template <typename Out>
-void ChooseProducts(const LinearProblem& problem, std::size_t first, std::size_t last, Out* out) {
+void ChooseProducts(LinearProblem problem, std::size_t first, std::size_t last, Out* out) {
+  if (problem.stride == 0) problem.stride = problem.outputs;
 #if HWY_TARGET == HWY_AVX3
   if (HasBf16Pairs()) return Units<Bf16PairProducts>(problem, first, last, out);
 #endif

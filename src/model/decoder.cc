@@ -81,6 +81,7 @@ class Decoder : public Model {
   const ModelConfig& config() const override { return config_; }
   const layout::Plan& plan() const override { return decoder_.plan; }
   Parameters& parameters() override { return parameters_; }
+  const quant::Units& units() const override { return decoder_.units; }
 
   std::uint64_t KvBytesPerToken() const override { return attention_->CacheBytesPerToken(); }
   base::Status ReserveKv(std::uint32_t blocks) override;
@@ -110,16 +111,17 @@ class Decoder : public Model {
 };
 
 void Decoder::MakeBlocks() {
-  const ParameterTensors tensors(decoder_.plan, parameters_.live());
+  const ParameterTensors tensors(decoder_, parameters_.live());
   embedding_ = tensors[decoder_.embedding];
   final_norm_ = tensors[decoder_.final_norm];
   head_ = tensors[decoder_.head];
   attention_ = MakeAttention(tensors);
   for (const LayerParameters& from : decoder_.layers) {
-    layers_.push_back({.input_norm = tensors[from.input_norm],
-                       .o = SummedLinear(tensors[from.o], tensors[from.o_bias], decoder_.shard),
-                       .post_norm = tensors[from.post_norm],
-                       .mlp = MakeMlp(from, tensors)});
+    layers_.push_back(
+        {.input_norm = tensors[from.input_norm],
+         .o = SummedLinear(tensors.Matrix(from.o), tensors[from.o.bias], decoder_.shard),
+         .post_norm = tensors[from.post_norm],
+         .mlp = MakeMlp(from, tensors)});
   }
 }
 
@@ -157,7 +159,7 @@ base::Status Decoder::ReserveKv(std::uint32_t blocks) {
 base::Status Decoder::Derive(std::span<const base::MutableByteSpan> memory) {
   try {
     const c10::InferenceMode mode;
-    attention_->Derive(ParameterTensors(decoder_.plan, memory));
+    attention_->Derive(ParameterTensors(decoder_, memory));
     return {};
   } catch (const std::exception& error) {
     return base::Fail(Code::kInternal, fmt::format("derived weights: {}", error.what()));
@@ -237,7 +239,10 @@ base::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
 base::Result<std::unique_ptr<Model>> MakeDecoder(const ModelConfig& config, DecoderPlan decoder,
                                                  Parameters parameters,
                                                  const ModelOptions& options) {
-  for (const layout::TensorSpec& parameter : decoder.plan.parameters()) {
+  const std::vector<layout::TensorSpec>& specs = decoder.plan.parameters();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (decoder.units.UnitOf(i) != quant::Units::npos) continue;
+    const layout::TensorSpec& parameter = specs[i];
     if (auto known = ScalarTypeOf(parameter.dtype); !known) {
       return base::Annotate(known.error(), parameter.name);
     }

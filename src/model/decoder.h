@@ -10,7 +10,7 @@
 
 namespace syncline::model {
 
-// The parameters' bytes are those of `decoder.plan`; they need not be loaded yet.
+// The parameters are those of `decoder.plan` and its units; they need not be loaded yet.
 base::Result<std::unique_ptr<Model>> MakeDecoder(const ModelConfig& config, DecoderPlan decoder,
                                                  Parameters parameters,
                                                  const ModelOptions& options);

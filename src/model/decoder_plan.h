@@ -1,7 +1,7 @@
 // The parameters of a decoder-only transformer on one rank: the blocks that the architectures are
 // made of, and where checkpoint tensors lie in them. No tensor types of torch here.
 //
-//   checkpoint tensor, without .weight       parameter
+//   checkpoint module                        module of the engine (linear_plan.h)
 //   model.embed_tokens                       the same; also the head of a tied model
 //   model.layers.N.self_attn.{q,k,v}_proj    model.layers.N.self_attn.qkv_proj, rows stacked
 //   model.layers.N.mlp.{gate,up}_proj        model.layers.N.mlp.gate_up_proj, rows stacked
@@ -9,7 +9,9 @@
 //   …mlp.experts.E.down_proj                 …mlp.experts.w2_weight
 //   (derived, see latent_attention_block.h)  …self_attn.kv_b_proj.absorbed_{k,v}
 //   everything else                          the same
-// Biases follow their weights. Skipped: *.rotary_emb.inv_freq, and a draft's layers after the last.
+// A parameter is a module's `weight`, or what a quantised one has in its place. Biases follow their
+// weights. Quantised are linear modules, but for embedding, head and routers. Skipped:
+// *.rotary_emb.inv_freq, *.weight_shape, and a draft's layers after the last.
 #pragma once
 
 #include <cstddef>
@@ -21,63 +23,59 @@
 #include "layout/plan.h"
 #include "layout/shard_planner.h"
 #include "model/config.h"
+#include "model/linear_plan.h"
+#include "quant/units.h"
 
 namespace syncline::model {
 
-// Numbers of parameters in the plan; npos where the model has none.
-inline constexpr std::size_t kNone = layout::Plan::npos;
-
 // Attention with query heads that share key heads in groups.
 struct GroupedAttentionParameters {
-  std::size_t qkv = kNone;
-  std::size_t qkv_bias = kNone;
+  LinearParameters qkv;
   std::size_t q_norm = kNone;  // of each head
   std::size_t k_norm = kNone;
 };
 
 // Multi-head latent attention (DeepSeek-V2, 2024): keys and values come from one latent vector.
 struct LatentAttentionParameters {
-  std::size_t q = kNone;    // without q-LoRA: [local heads · (nope + rope), hidden]
-  std::size_t q_a = kNone;  // with it: first q_a_proj, then q_b_proj
+  LinearParameters q;    // without q-LoRA: [local heads · (nope + rope), hidden]
+  LinearParameters q_a;  // with it: first q_a_proj, then q_b_proj
   std::size_t q_a_norm = kNone;
-  std::size_t q_b = kNone;
-  std::size_t q_a_bias = kNone;
-  std::size_t kv_a = kNone;  // [latent + rope, hidden], not divided
-  std::size_t kv_a_bias = kNone;
+  LinearParameters q_b;
+  LinearParameters kv_a;           // [latent + rope, hidden], not divided
   std::size_t kv_a_norm = kNone;   // [latent]
-  std::size_t kv_b = kNone;        // [local heads · (nope + value), latent]
+  LinearParameters kv_b;           // [local heads · (nope + value), latent]
   std::size_t absorbed_k = kNone;  // derived: [local heads, latent, nope]
   std::size_t absorbed_v = kNone;  // derived: [local heads, value, latent]
 };
 
 // down(silu(gate) · up)
 struct GatedMlpParameters {
-  std::size_t gate_up = kNone;
-  std::size_t gate_up_bias = kNone;
-  std::size_t down = kNone;
-  std::size_t down_bias = kNone;
+  LinearParameters gate_up;
+  LinearParameters down;
 };
 
 // A mixture of gated MLPs: a router sends each token to some of them.
 struct ExpertsParameters {
   std::size_t router = kNone;           // [experts, hidden], not divided
   std::size_t correction_bias = kNone;  // [experts], not divided
-  std::size_t gate_up = kNone;          // [local experts, 2 · local width, hidden]
-  std::size_t down = kNone;             // [local experts, hidden, local width]
-  GatedMlpParameters shared;            // for every token; none: all kNone
+  LinearParameters gate_up;             // [local experts, 2 · local width, hidden]
+  LinearParameters down;                // [local experts, hidden, local width]
+  GatedMlpParameters shared;            // for every token; none: nothing is there
 };
 
 struct LayerParameters {
   std::size_t input_norm = kNone;
   std::variant<GroupedAttentionParameters, LatentAttentionParameters> attention;
-  std::size_t o = kNone;
-  std::size_t o_bias = kNone;
+  LinearParameters o;
   std::size_t post_norm = kNone;
   std::variant<GatedMlpParameters, ExpertsParameters> mlp;
 };
 
 struct DecoderPlan {
   layout::Plan plan;
+  quant::Units units;
+  // Of what goes into linear modules and comes out of them.
+  tensor::Dtype activation = tensor::Dtype::kBF16;
   layout::Shard shard;
   std::size_t embedding = kNone;
   std::size_t final_norm = kNone;
@@ -86,29 +84,27 @@ struct DecoderPlan {
 };
 
 // Parts of a plan, for the architectures. `prefix` ends with a dot.
-GroupedAttentionParameters PlanGroupedAttention(layout::ShardPlanner& planner,
-                                                const std::string& prefix,
+GroupedAttentionParameters PlanGroupedAttention(LinearPlanner& planner, const std::string& prefix,
                                                 const ModelConfig& config);
-LatentAttentionParameters PlanLatentAttention(layout::ShardPlanner& planner,
-                                              const std::string& prefix, const ModelConfig& config);
-ExpertsParameters PlanExperts(layout::ShardPlanner& planner, const std::string& prefix,
+LatentAttentionParameters PlanLatentAttention(LinearPlanner& planner, const std::string& prefix,
+                                              const ModelConfig& config);
+ExpertsParameters PlanExperts(LinearPlanner& planner, const std::string& prefix,
                               const ModelConfig& config);
-GatedMlpParameters PlanGatedMlp(layout::ShardPlanner& planner, const std::string& prefix,
+GatedMlpParameters PlanGatedMlp(LinearPlanner& planner, const std::string& prefix,
                                 std::uint64_t width, const ModelConfig& config);
 
 // A whole decoder: embedding, layers, final norm and head, which all architectures have. `layer`
 // plans what lies between a layer's norms.
-using PlanLayer = void (*)(layout::ShardPlanner& planner, const std::string& prefix,
-                           std::uint32_t layer, const ModelConfig& config,
-                           LayerParameters& parameters);
+using PlanLayer = void (*)(LinearPlanner& planner, const std::string& prefix, std::uint32_t layer,
+                           const ModelConfig& config, LayerParameters& parameters);
 base::Result<DecoderPlan> PlanDecoder(const ModelConfig& config, const layout::Shard& shard,
                                       layout::ShardPlanner::DtypeOf dtype_of, PlanLayer layer);
 
 // What architectures use as they are: grouped or latent attention, then a mixture of experts in the
 // layers where `config` has one, and one gated MLP in the others.
-void PlanGroupedLayer(layout::ShardPlanner& planner, const std::string& prefix, std::uint32_t layer,
+void PlanGroupedLayer(LinearPlanner& planner, const std::string& prefix, std::uint32_t layer,
                       const ModelConfig& config, LayerParameters& parameters);
-void PlanLatentLayer(layout::ShardPlanner& planner, const std::string& prefix, std::uint32_t layer,
+void PlanLatentLayer(LinearPlanner& planner, const std::string& prefix, std::uint32_t layer,
                      const ModelConfig& config, LayerParameters& parameters);
 
 }  // namespace syncline::model

@@ -48,7 +48,7 @@ TEST(DecoderPlan, SmolLm2Has272Tensors) {
   EXPECT_EQ(llama.head, llama.embedding);
   EXPECT_NE(llama.plan.FindAlias("lm_head.weight"), layout::Plan::npos);
   EXPECT_TRUE(llama.plan.IsSkipped("model.layers.3.self_attn.rotary_emb.inv_freq"));
-  const auto& qkv = llama.plan.parameters()[AttentionOf(llama.layers[29]).qkv];
+  const auto& qkv = llama.plan.parameters()[AttentionOf(llama.layers[29]).qkv.weight];
   EXPECT_EQ(qkv.name, "model.layers.29.self_attn.qkv_proj.weight");
   EXPECT_THAT(qkv.shape, testing::ElementsAre(960, 576));
 }
@@ -81,10 +81,10 @@ RC_GTEST_PROP(DecoderPlan, LoadingThenExportingIsTheIdentity, ()) {
   RC_ASSERT(made.has_value());
   const layout::Plan& plan = made->plan;
   const LayerParameters& last = made->layers.back();
-  RC_ASSERT((AttentionOf(last).qkv_bias != kNone) == config.qkv_bias);
-  RC_ASSERT((MlpOf(last).down_bias != kNone) == config.mlp_bias);
+  RC_ASSERT((AttentionOf(last).qkv.bias != kNone) == config.qkv_bias);
+  RC_ASSERT((MlpOf(last).down.bias != kNone) == config.mlp_bias);
   const std::string prefix = "model.layers." + std::to_string(config.layers - 1) + ".";
-  RC_ASSERT(plan.parameters()[MlpOf(last).down].name == prefix + "mlp.down_proj.weight");
+  RC_ASSERT(plan.parameters()[MlpOf(last).down.weight].name == prefix + "mlp.down_proj.weight");
   RC_ASSERT(plan.parameters()[last.post_norm].name == prefix + "post_attention_layernorm.weight");
   RC_ASSERT(plan.parameters()[made->final_norm].name == "model.norm.weight");
 

@@ -69,7 +69,7 @@ class ExpertMlp : public MlpBlock {
  public:
   // `first`: number of the first expert of this rank. `shared` may be null.
   ExpertMlp(const ExpertsConfig& config, std::uint32_t first, at::Tensor router,
-            at::Tensor correction_bias, at::Tensor gate_up, at::Tensor down,
+            at::Tensor correction_bias, WeightMatrix gate_up, WeightMatrix down,
             std::unique_ptr<MlpBlock> shared)
       : config_(config),
         first_(first),
@@ -82,7 +82,7 @@ class ExpertMlp : public MlpBlock {
   at::Tensor Run(const at::Tensor& x) const override {
     const at::Tensor logits = ToHost(ExactLinear(x, router_));
     const at::Tensor bias = ToHost(correction_bias_);
-    const auto local = static_cast<std::uint32_t>(gate_up_.size(0));
+    const auto local = static_cast<std::uint32_t>(gate_up_.matrices());
     const Arrivals arrivals = Sort(ChooseExperts(config_, Floats(logits), Floats(bias)),
                                    config_.per_token, first_, local);
     at::Tensor sum = shared_ != nullptr ? shared_->Run(x).to(at::kFloat)
@@ -101,9 +101,9 @@ class ExpertMlp : public MlpBlock {
         ToDevice(std::span(arrivals.rows).subspan(begin, count), at::kLong, x.device());
     const at::Tensor weights =
         ToDevice(std::span(arrivals.weights).subspan(begin, count), at::kFloat, x.device());
-    const at::Tensor inner = SiluAndMultiply(
-        Linear(at::index_select(x, 0, rows), gate_up_.select(0, expert), /*bias=*/{}));
-    const at::Tensor result = LinearToFloat(inner, down_.select(0, expert));
+    const at::Tensor inner =
+        SiluAndMultiply(Linear(at::index_select(x, 0, rows), gate_up_.Select(expert), /*bias=*/{}));
+    const at::Tensor result = LinearToFloat(inner, down_.Select(expert));
     sum.index_add_(0, rows, result * weights.unsqueeze(1));
   }
 
@@ -111,8 +111,8 @@ class ExpertMlp : public MlpBlock {
   std::uint32_t first_;
   at::Tensor router_;
   at::Tensor correction_bias_;  // undefined: none
-  at::Tensor gate_up_;
-  at::Tensor down_;
+  WeightMatrix gate_up_;
+  WeightMatrix down_;
   std::unique_ptr<MlpBlock> shared_;
 };
 
@@ -122,12 +122,12 @@ std::unique_ptr<MlpBlock> MakeExpertMlp(const ExpertsConfig& config, const layou
                                         const ExpertsParameters& experts,
                                         const ParameterTensors& parameters) {
   std::unique_ptr<MlpBlock> shared;
-  if (experts.shared.gate_up != kNone) shared = MakeGatedMlp(shard, experts.shared, parameters);
+  if (experts.shared.gate_up.there()) shared = MakeGatedMlp(shard, experts.shared, parameters);
   const std::uint32_t local = config.experts / shard.expert_groups;
   return std::make_unique<ExpertMlp>(
       config, shard.expert_group() * local, parameters[experts.router],
-      parameters[experts.correction_bias], parameters[experts.gate_up], parameters[experts.down],
-      std::move(shared));
+      parameters[experts.correction_bias], parameters.Matrix(experts.gate_up),
+      parameters.Matrix(experts.down), std::move(shared));
 }
 
 }  // namespace syncline::model

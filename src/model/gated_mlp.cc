@@ -8,7 +8,7 @@ namespace {
 
 class GatedMlp : public MlpBlock {
  public:
-  GatedMlp(at::Tensor gate_up, at::Tensor gate_up_bias, SummedLinear down)
+  GatedMlp(WeightMatrix gate_up, at::Tensor gate_up_bias, SummedLinear down)
       : gate_up_(std::move(gate_up)),
         gate_up_bias_(std::move(gate_up_bias)),
         down_(std::move(down)) {}
@@ -18,7 +18,7 @@ class GatedMlp : public MlpBlock {
   }
 
  private:
-  at::Tensor gate_up_;
+  WeightMatrix gate_up_;
   at::Tensor gate_up_bias_;
   SummedLinear down_;
 };
@@ -28,8 +28,8 @@ class GatedMlp : public MlpBlock {
 std::unique_ptr<MlpBlock> MakeGatedMlp(const layout::Shard& shard, const GatedMlpParameters& mlp,
                                        const ParameterTensors& parameters) {
   return std::make_unique<GatedMlp>(
-      parameters[mlp.gate_up], parameters[mlp.gate_up_bias],
-      SummedLinear(parameters[mlp.down], parameters[mlp.down_bias], shard));
+      parameters.Matrix(mlp.gate_up), parameters[mlp.gate_up.bias],
+      SummedLinear(parameters.Matrix(mlp.down), parameters[mlp.down.bias], shard));
 }
 
 }  // namespace syncline::model

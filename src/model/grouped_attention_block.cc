@@ -13,7 +13,7 @@ namespace syncline::model {
 namespace {
 
 struct Layer {
-  at::Tensor qkv;
+  WeightMatrix qkv;
   at::Tensor qkv_bias;
   at::Tensor q_norm;  // undefined: queries and keys are not normed
   at::Tensor k_norm;
@@ -32,7 +32,7 @@ class GroupedAttentionBlock : public AttentionBlock {
         layers_(std::move(layers)) {}
 
   std::uint64_t CacheBytesPerToken() const override {
-    return 2 * layers_[0].qkv.element_size() * layers_.size() *
+    return 2 * layers_[0].qkv.options().dtype().itemsize() * layers_.size() *
            static_cast<std::uint64_t>(sizes_.kv_heads * sizes_.head_size);
   }
 
@@ -109,8 +109,8 @@ std::unique_ptr<AttentionBlock> MakeGroupedAttention(
   std::vector<Layer> tensors;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const bool windowed = config.windowed_layers.empty() || config.windowed_layers[i];
-    tensors.push_back({.qkv = parameters[layers[i].qkv],
-                       .qkv_bias = parameters[layers[i].qkv_bias],
+    tensors.push_back({.qkv = parameters.Matrix(layers[i].qkv),
+                       .qkv_bias = parameters[layers[i].qkv.bias],
                        .q_norm = parameters[layers[i].q_norm],
                        .k_norm = parameters[layers[i].k_norm],
                        .has_window = config.window > 0 && windowed});

@@ -24,12 +24,12 @@ namespace {
 constexpr double kEpsilon = 1e-6;
 
 struct Layer {
-  at::Tensor q;  // or, with a latent vector of queries, the next four
-  at::Tensor q_a;
+  WeightMatrix q;  // or, with a latent vector of queries, the next four
+  WeightMatrix q_a;
   at::Tensor q_a_bias;
   at::Tensor q_a_norm;
-  at::Tensor q_b;
-  at::Tensor kv_a;
+  WeightMatrix q_b;
+  WeightMatrix kv_a;
   at::Tensor kv_a_bias;
   at::Tensor kv_a_norm;
   at::Tensor absorbed_k;
@@ -56,7 +56,7 @@ class LatentAttentionBlock : public AttentionBlock {
         layers_(std::move(layers)) {}
 
   std::uint64_t CacheBytesPerToken() const override {
-    return layers_[0].kv_a.element_size() * layers_.size() *
+    return layers_[0].kv_a.options().dtype().itemsize() * layers_.size() *
            static_cast<std::uint64_t>(sizes_.head_size);
   }
 
@@ -156,7 +156,8 @@ void LatentAttentionBlock::Derive(const ParameterTensors& memory) const {
   const std::int64_t nope = config_.nope_size;
   const std::int64_t value = config_.value_size;
   for (const LatentAttentionParameters& layer : parameters_) {
-    const at::Tensor heads = memory[layer.kv_b].unflatten(0, {sizes_.heads, nope + value});
+    const at::Tensor heads =
+        memory.Matrix(layer.kv_b).Values().unflatten(0, {sizes_.heads, nope + value});
     memory[layer.absorbed_k].copy_(heads.narrow(1, 0, nope).transpose(1, 2));
     memory[layer.absorbed_v].copy_(heads.narrow(1, nope, value));
   }
@@ -177,13 +178,13 @@ std::unique_ptr<AttentionBlock> MakeLatentAttention(
   std::vector<Layer> tensors;
   tensors.reserve(layers.size());
   for (const LatentAttentionParameters& layer : layers) {
-    tensors.push_back({.q = parameters[layer.q],
-                       .q_a = parameters[layer.q_a],
-                       .q_a_bias = parameters[layer.q_a_bias],
+    tensors.push_back({.q = parameters.Matrix(layer.q),
+                       .q_a = parameters.Matrix(layer.q_a),
+                       .q_a_bias = parameters[layer.q_a.bias],
                        .q_a_norm = parameters[layer.q_a_norm],
-                       .q_b = parameters[layer.q_b],
-                       .kv_a = parameters[layer.kv_a],
-                       .kv_a_bias = parameters[layer.kv_a_bias],
+                       .q_b = parameters.Matrix(layer.q_b),
+                       .kv_a = parameters.Matrix(layer.kv_a),
+                       .kv_a_bias = parameters[layer.kv_a.bias],
                        .kv_a_norm = parameters[layer.kv_a_norm],
                        .absorbed_k = parameters[layer.absorbed_k],
                        .absorbed_v = parameters[layer.absorbed_v]});

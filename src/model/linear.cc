@@ -6,6 +6,7 @@
 #include <ATen/ops/linear.h>
 
 #include "model/cpu_linear.h"
+#include "model/panel_linear.h"
 #include "model/parallel.h"
 
 namespace syncline::model {
@@ -24,10 +25,7 @@ bool HasTiles() {
 }
 
 bool HasKernel(const at::Tensor& x, const at::Tensor& weight) {
-  static const bool has_tiles = HasTiles();
-  return x.is_cpu() && x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16 &&
-         x.is_contiguous() && weight.is_contiguous() &&
-         (!has_tiles || x.size(0) <= kMostRowsBesideTiles);
+  return HasLinearKernel(x) && weight.scalar_type() == at::kBFloat16 && weight.is_contiguous();
 }
 
 const Bf16* Bits(const at::Tensor& tensor) {
@@ -50,13 +48,27 @@ void RunKernel(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& 
   });
 }
 
+std::span<float> Floats(const at::Tensor& tensor) {
+  return {tensor.mutable_data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+}
+
 }  // namespace
+
+bool HasLinearKernel(const at::Tensor& x) {
+  static const bool has_tiles = HasTiles();
+  return x.is_cpu() && x.scalar_type() == at::kBFloat16 && x.is_contiguous() &&
+         (!has_tiles || x.size(0) <= kMostRowsBesideTiles);
+}
 
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!HasKernel(x, weight)) return at::linear(x, weight, bias);
   at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
   RunKernel(x, weight, bias, static_cast<Bf16*>(out.mutable_data_ptr()));
   return out;
+}
+
+at::Tensor Linear(const at::Tensor& x, const WeightMatrix& weight, const at::Tensor& bias) {
+  return weight.quantised() ? PanelLinear(x, weight, bias) : Linear(x, weight.Values(), bias);
 }
 
 void LinearToFloat(const at::Tensor& x, const at::Tensor& weight, std::span<float> out) {
@@ -67,7 +79,14 @@ void LinearToFloat(const at::Tensor& x, const at::Tensor& weight, std::span<floa
 
 at::Tensor LinearToFloat(const at::Tensor& x, const at::Tensor& weight) {
   at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options().dtype(at::kFloat));
-  LinearToFloat(x, weight, {out.mutable_data_ptr<float>(), static_cast<std::size_t>(out.numel())});
+  LinearToFloat(x, weight, Floats(out));
+  return out;
+}
+
+at::Tensor LinearToFloat(const at::Tensor& x, const WeightMatrix& weight) {
+  if (!weight.quantised()) return LinearToFloat(x, weight.Values());
+  at::Tensor out = at::empty({x.size(0), weight.outputs()}, x.options().dtype(at::kFloat));
+  PanelLinearToFloat(x, weight, Floats(out));
   return out;
 }
 
@@ -102,7 +121,7 @@ at::Tensor ExactLinear(const at::Tensor& x, const at::Tensor& weight) {
   return out;
 }
 
-SummedLinear::SummedLinear(at::Tensor weight, const at::Tensor& bias, const layout::Shard& shard)
+SummedLinear::SummedLinear(WeightMatrix weight, const at::Tensor& bias, const layout::Shard& shard)
     : weight_(std::move(weight)), alone_(shard.size == 1) {
   if (alone_ || shard.rank == 0) bias_ = bias;
 }

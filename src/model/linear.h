@@ -10,11 +10,16 @@
 #include <span>
 
 #include "layout/shard.h"
+#include "model/weight_matrix.h"
 
 namespace syncline::model {
 
+// Are products of x with contiguous weights in bf16 computed by the kernels?
+bool HasLinearKernel(const at::Tensor& x);
+
 // x · weightᵀ + bias. x: [rows, inputs], weight: [outputs, inputs], bias: [outputs] or undefined.
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+at::Tensor Linear(const at::Tensor& x, const WeightMatrix& weight, const at::Tensor& bias);
 
 // x · weightᵀ as fp32 into `out`, which holds rows · outputs values. The kernels do not round it to
 // the type of x; ATen does.
@@ -22,6 +27,7 @@ void LinearToFloat(const at::Tensor& x, const at::Tensor& weight, std::span<floa
 
 // The same into a new tensor.
 at::Tensor LinearToFloat(const at::Tensor& x, const at::Tensor& weight);
+at::Tensor LinearToFloat(const at::Tensor& x, const WeightMatrix& weight);
 
 // Many products of the same sizes: of each i, x[i] · weight[i]ᵀ. x: [n, rows, inputs], contiguous;
 // weight: [n, outputs, inputs] → [n, rows, outputs], in the type of x.
@@ -35,14 +41,14 @@ at::Tensor ExactLinear(const at::Tensor& x, const at::Tensor& weight);
 class SummedLinear {
  public:
   // weight: [outputs, local inputs]; bias: [outputs] or undefined, the same on all ranks.
-  SummedLinear(at::Tensor weight, const at::Tensor& bias, const layout::Shard& shard);
+  SummedLinear(WeightMatrix weight, const at::Tensor& bias, const layout::Shard& shard);
 
   // x: [rows, local inputs]. Of one rank as Linear; of several in fp32, with the bias in the part of
   // rank 0.
   at::Tensor Part(const at::Tensor& x) const;
 
  private:
-  at::Tensor weight_;
+  WeightMatrix weight_;
   at::Tensor bias_;
   bool alone_;
 };

@@ -7,6 +7,7 @@
 #include "model/architecture.h"
 #include "model/decoder.h"
 #include "model/model.h"
+#include "quant/forms.h"
 
 namespace syncline::model {
 namespace {
@@ -38,15 +39,17 @@ base::Status CheckDivision(base::FileSystem& files, const std::string& directory
 base::Result<std::unique_ptr<Model>> LoadModel(base::FileSystem& files,
                                                const std::string& directory,
                                                const ModelOptions& options) {
-  SYNCLINE_ASSIGN(const ModelConfig config, ReadModelConfig(files, directory));
+  SYNCLINE_ASSIGN(const ModelConfig config, ReadModelConfig(files, directory, options.fp8_scales));
   SYNCLINE_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files, directory));
   SYNCLINE_ASSIGN(auto dtype_of, TypesOf(checkpoint));
   SYNCLINE_ASSIGN(DecoderPlan decoder, PlanModel(config, options.shard, std::move(dtype_of)));
-  SYNCLINE_TRY(layout::CheckNames(checkpoint, decoder.plan));
-  SYNCLINE_ASSIGN(Parameters parameters, Parameters::Create(decoder.plan));
+  const auto forms = quant::MakeForms(decoder.plan, decoder.units);
+  SYNCLINE_TRY(layout::CheckNames(checkpoint, decoder.plan, forms.get()));
+  SYNCLINE_ASSIGN(Parameters parameters, Parameters::Create(decoder.plan, decoder.units));
   base::ThreadPool pool(options.threads);
-  SYNCLINE_TRY(
-      layout::LoadCheckpoint(files, checkpoint, decoder.plan, parameters.live(), pool, nullptr));
+  SYNCLINE_TRY(layout::LoadCheckpoint(files, checkpoint, decoder.plan, parameters.live(), pool,
+                                      nullptr, forms.get()));
+  decoder.units.ProcessAll(parameters.live(), pool);
   SYNCLINE_ASSIGN(auto model,
                   MakeDecoder(config, std::move(decoder), std::move(parameters), options));
   SYNCLINE_TRY(model->Derive(model->parameters().live()));

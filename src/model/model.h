@@ -14,6 +14,7 @@
 #include "model/batch.h"
 #include "model/config.h"
 #include "model/parameters.h"
+#include "quant/config.h"
 #include "quant/units.h"
 
 namespace syncline::model {
@@ -60,6 +61,7 @@ struct ModelOptions {
   std::uint32_t threads = 0;  // 0: one for each processor
   layout::Shard shard;
   Collectives* collectives = nullptr;  // must outlive the model; null where shard.size is 1
+  quant::Fp8Scales fp8_scales = quant::Fp8Scales::kAuto;
 };
 
 // Can the checkpoint's model be divided so? kInvalidArgument says what cannot. Reads only config.json.

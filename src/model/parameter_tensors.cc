@@ -23,10 +23,18 @@ base::Result<at::ScalarType> ScalarTypeOf(tensor::Dtype dtype) {
 }
 
 at::Tensor ParameterTensors::operator[](std::size_t parameter) const {
-  if (parameter == layout::Plan::npos) return {};
-  const layout::TensorSpec& spec = plan_.parameters()[parameter];
+  if (parameter == kNone) return {};
+  const layout::TensorSpec& spec = decoder_.plan.parameters()[parameter];
   const std::vector<std::int64_t> shape(spec.shape.begin(), spec.shape.end());
   return at::from_blob(memory_[parameter].data(), shape, ScalarTypeOf(spec.dtype).value());
+}
+
+WeightMatrix ParameterTensors::Matrix(const LinearParameters& linear) const {
+  if (linear.unit == kNone) return WeightMatrix((*this)[linear.weight]);
+  const auto slots = decoder_.units.SlotsOf(linear.unit, memory_);
+  return {decoder_.units.units()[linear.unit],
+          {slots.begin(), slots.end()},
+          ScalarTypeOf(decoder_.activation).value()};
 }
 
 }  // namespace syncline::model

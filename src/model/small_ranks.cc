@@ -51,7 +51,7 @@ void ScatterAll(const layout::Plan& plan, const Weights& weights,
 base::Result<std::unique_ptr<Model>> MakeRank(const SmallModel& model, const Weights& weights,
                                               const ModelOptions& options, std::uint32_t blocks) {
   SYNCLINE_ASSIGN(DecoderPlan decoder, PlanSmall(model, options.shard));
-  SYNCLINE_ASSIGN(Parameters parameters, Parameters::Create(decoder.plan));
+  SYNCLINE_ASSIGN(Parameters parameters, Parameters::Create(decoder.plan, decoder.units));
   ScatterAll(decoder.plan, weights, parameters.live());
   SYNCLINE_ASSIGN(auto made, MakeDecoder(ParseSmall(model), std::move(decoder),
                                          std::move(parameters), options));

@@ -155,11 +155,7 @@ bool QuantConfig::Applies(std::string_view module) const {
 }
 
 bool QuantConfig::operator==(const QuantConfig& other) const {
-  const auto name = [](const QuantConfig& config) {
-    return config.scheme == nullptr ? std::string_view() : config.scheme->name();
-  };
-  return method == other.method && name(*this) == name(other) && group == other.group &&
-         ignored == other.ignored;
+  return method == other.method && group == other.group && ignored == other.ignored;
 }
 
 Result<QuantConfig> ReadQuantConfig(const Json& config, Fp8Scales scales) {

@@ -34,7 +34,9 @@ struct QuantConfig {
   // the end of its name ("mlp.gate"), as transformers does it. Embedding, head, norms and routers
   // never are quantised.
   bool Applies(std::string_view module) const;
-  bool operator==(const QuantConfig& other) const;  // by what was read
+  // Can checkpoints of one be loaded where those of the other were? How the runtime layout keeps
+  // scales does not matter.
+  bool operator==(const QuantConfig& other) const;
 };
 
 // Reads config.json (the whole of it). Served are

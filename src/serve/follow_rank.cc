@@ -59,7 +59,8 @@ int FollowRank(const Options& options, RankSetting setting) {
       base::FileSystem::Posix(), options.model,
       {.threads = ThreadsOf(options, setting.placement),
        .shard = {.rank = own, .size = setting.placement.group.size, .expert_groups = options.ep},
-       .collectives = (*rank)->collectives.get()});
+       .collectives = (*rank)->collectives.get(),
+       .fp8_scales = Fp8ScalesOf(options)});
   if (!model) give_up(model.error());
   auto weights = update::FollowingWeights::Create(
       base::FileSystem::Posix(), {{.role = "", .model = model->get()}}, follower,

@@ -30,6 +30,10 @@ void AddModelOptions(CLI::App& app, Options& options) {
                  "Name in /v1/models (default: as --model)");
   app.add_option("--weight-version", options.weight_version,
                  "Label of the weights at the start (default: default)");
+  app.add_option("--fp8-scales", options.fp8_scales,
+                 "Scales of block-wise fp8: fp32, ue8m0 (packed powers of two), or auto, as the "
+                 "checkpoint's scale_fmt says (default: auto)")
+      ->check(CLI::IsMember({"auto", "fp32", "ue8m0"}));
 }
 
 void AddServerOptions(CLI::App& app, Options& options) {
@@ -161,6 +165,12 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
   return line;
 }
 
+quant::Fp8Scales Fp8ScalesOf(const Options& options) {
+  if (options.fp8_scales == "fp32") return quant::Fp8Scales::kFp32;
+  if (options.fp8_scales == "ue8m0") return quant::Fp8Scales::kUe8m0;
+  return quant::Fp8Scales::kAuto;
+}
+
 base::Json OptionsJson(const Options& options) {
   using base::Json;
   return base::Json(base::Json::Object{
@@ -168,6 +178,7 @@ base::Json OptionsJson(const Options& options) {
       {"tokenizer_path", options.tokenizer},
       {"served_model_name", options.served_model_name},
       {"weight_version", options.weight_version},
+      {"fp8_scales", options.fp8_scales},
       {"host", options.host},
       {"port", std::uint64_t{options.port}},
       {"skip_tokenizer_init", options.skip_tokenizer},

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "quant/config.h"
 #include "serve/auth.h"
 
 namespace syncline::serve {
@@ -21,6 +22,7 @@ struct Options {
   std::uint16_t port = 30000;     // 0: any free one
   std::string served_model_name;  // empty: as `model`
   std::string weight_version = "default";
+  std::string fp8_scales = "auto";  // or fp32, ue8m0
   std::uint32_t max_running_requests = 256;
   std::uint64_t kv_cache_bytes = 0;    // 0: the engine's choice
   std::uint64_t max_total_tokens = 0;  // of the key-value cache; 0: by kv_cache_bytes
@@ -58,6 +60,8 @@ struct CommandLine {
 // kInvalidArgument says what is wrong and how to get help.
 base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
                                            const std::string& version);
+
+quant::Fp8Scales Fp8ScalesOf(const Options& options);
 
 // For /server_info: the options by the names that SGLang's clients know; no keys.
 base::Json OptionsJson(const Options& options);

@@ -110,7 +110,8 @@ Status FormRanks(const Options& options, const RankSetting& setting, Loaded& loa
 
 Status LoadModel(const Options& options, const RankSetting& setting, Loaded& loaded) {
   model::ModelOptions wanted = {.threads = ThreadsOf(options, setting.placement),
-                                .shard = ShardOf(options, setting)};
+                                .shard = ShardOf(options, setting),
+                                .fp8_scales = Fp8ScalesOf(options)};
   if (loaded.ranks) wanted.collectives = loaded.ranks->collectives.get();
   auto model = model::LoadModel(base::FileSystem::Posix(), options.model, wanted);
   if (!model) {
