@@ -48,7 +48,7 @@ base::Result<std::size_t> MatchForm(const CheckpointTensor& tensor, const Plan& 
 }
 
 base::Result<Roles> AssignRoles(const Checkpoint& checkpoint, const Plan& plan,
-                                const Forms* forms) {
+                                const LoadOptions& options) {
   Roles roles;
   roles.sources.resize(plan.tensors().size());
   std::vector<std::string> unclaimed;
@@ -59,10 +59,10 @@ base::Result<Roles> AssignRoles(const Checkpoint& checkpoint, const Plan& plan,
     }
     const bool is_twin = plan.FindAlias(tensor.name) != Plan::npos;
     if (!is_twin && plan.FindTensor(tensor.name) == Plan::npos) {
-      unclaimed.push_back(tensor.name);
+      if (!options.others || !options.others(tensor.name)) unclaimed.push_back(tensor.name);
       continue;
     }
-    const auto match = MatchForm(tensor, plan, forms);
+    const auto match = MatchForm(tensor, plan, options.forms);
     if (!match) return base::Annotate(match.error(), checkpoint.FilePath(tensor.file));
     if (is_twin) {
       roles.twins.push_back({&tensor, *match});
@@ -205,17 +205,18 @@ base::Status CompareTwin(base::File& file, const Roles::Twin& twin, const Plan& 
 
 }  // namespace
 
-base::Status CheckNames(const Checkpoint& checkpoint, const Plan& plan, const Forms* forms) {
-  SYNCLINE_TRY(AssignRoles(checkpoint, plan, forms));
+base::Status CheckNames(const Checkpoint& checkpoint, const Plan& plan,
+                        const LoadOptions& options) {
+  SYNCLINE_TRY(AssignRoles(checkpoint, plan, options));
   return {};
 }
 
 base::Result<LoadReport> LoadCheckpoint(base::FileSystem& files, const Checkpoint& checkpoint,
                                         const Plan& plan,
                                         std::span<const base::MutableByteSpan> parameters,
-                                        base::ThreadPool& pool, const base::CancelToken* cancel,
-                                        const Forms* forms) {
-  SYNCLINE_ASSIGN(const Roles roles, AssignRoles(checkpoint, plan, forms));
+                                        base::ThreadPool& pool, const LoadOptions& options) {
+  const Forms* const forms = options.forms;
+  SYNCLINE_ASSIGN(const Roles roles, AssignRoles(checkpoint, plan, options));
   std::vector<std::unique_ptr<base::File>> opened;
   for (std::size_t i = 0; i < checkpoint.files().size(); ++i) {
     SYNCLINE_ASSIGN(auto file, files.Open(checkpoint.FilePath(i), base::OpenMode::kRead));
@@ -245,7 +246,7 @@ base::Result<LoadReport> LoadCheckpoint(base::FileSystem& files, const Checkpoin
     if (!done) return base::Annotate(done.error(), job.source->name);
     return done;
   };
-  SYNCLINE_TRY(pool.ParallelFor(jobs.size(), run, cancel));
+  SYNCLINE_TRY(pool.ParallelFor(jobs.size(), run, options.cancel));
   plan.ClearFills(parameters);
   for (const Roles::Twin& twin : roles.twins) {
     const base::Status same =

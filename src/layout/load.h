@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <string_view>
 
 #include "base/bytes.h"
 #include "base/cancel.h"
@@ -21,21 +23,27 @@ struct LoadReport {
   std::uint64_t bytes = 0;    // of them on this rank
 };
 
+struct LoadOptions {
+  const Forms* forms = nullptr;  // that are fine beside that of the plan
+  // Names that are somebody else's: of another model in the same checkpoint.
+  std::function<bool(std::string_view)> others;
+  const base::CancelToken* cancel = nullptr;
+};
+
 // Does the checkpoint hold exactly what the plan asks for? kNotFound names tensors that are missing
-// or that nothing claims (up to five, and how many more); kInvalidArgument a wrong dtype or shape,
-// unless it is one of `forms` (null: none). Reads nothing.
+// or that nothing claims (up to five, and how many more); kInvalidArgument a wrong dtype or shape.
+// Reads nothing.
 base::Status CheckNames(const checkpoint::Checkpoint& checkpoint, const Plan& plan,
-                        const Forms* forms = nullptr);
+                        const LoadOptions& options = {});
 
 // Checks the names, then reads what this rank holds of every tensor with read calls, in parallel,
-// straight into place where it lies there in one piece. A tensor in another of `forms` is read whole
+// straight into place where it lies there in one piece. A tensor in another form is read whole
 // and converted, by one thread. Each parameter that is not derived is written completely, or an
 // error comes back: then their content is undefined. kChecksumMismatch: a tensor that should equal
 // another (the head of a tied model) does not.
 base::Result<LoadReport> LoadCheckpoint(base::FileSystem& files,
                                         const checkpoint::Checkpoint& checkpoint, const Plan& plan,
                                         std::span<const base::MutableByteSpan> parameters,
-                                        base::ThreadPool& pool, const base::CancelToken* cancel,
-                                        const Forms* forms = nullptr);
+                                        base::ThreadPool& pool, const LoadOptions& options = {});
 
 }  // namespace syncline::layout

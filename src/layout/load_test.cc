@@ -77,8 +77,8 @@ class LoadTest : public testing::Test {
     SYNCLINE_ASSIGN(const auto opened,
                     checkpoint::Checkpoint::Open(FileSystem::Posix(), directory_ / "c"));
     std::vector<base::MutableByteSpan> spans(memory_.begin(), memory_.end());
-    SYNCLINE_TRY(CheckNames(opened, plan_, forms_));
-    return LoadCheckpoint(FileSystem::Posix(), opened, plan_, spans, pool, nullptr, forms_);
+    SYNCLINE_TRY(CheckNames(opened, plan_, {.forms = forms_}));
+    return LoadCheckpoint(FileSystem::Posix(), opened, plan_, spans, pool, {.forms = forms_});
   }
 
   void ExpectLoaded() {
@@ -139,7 +139,7 @@ RC_GTEST_PROP(LoadRanks, ReadWhatIsTheirs, ()) {
     const std::vector<base::MutableByteSpan> to(expected.begin(), expected.end());
     const std::vector<base::MutableByteSpan> spans(memory.begin(), memory.end());
     for (std::size_t i = 0; i < model.weights.size(); ++i) plan.Scatter(i, model.weights[i], to);
-    RC_ASSERT(LoadCheckpoint(FileSystem::Posix(), *opened, plan, spans, pool, nullptr).has_value());
+    RC_ASSERT(LoadCheckpoint(FileSystem::Posix(), *opened, plan, spans, pool).has_value());
     for (std::size_t i = 0; i < memory.size(); ++i) {
       RC_ASSERT(plan.IsDerived(i) || memory[i] == expected[i]);
     }

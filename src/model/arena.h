@@ -15,6 +15,13 @@ class Arena {
  public:
   // All bytes are zero. `name` is seen in /proc. kNoSpace where the system does not give that much.
   static base::Result<Arena> Create(const std::string& name, std::uint64_t bytes);
+  // Takes addresses and no memory: nothing may be touched that is not reserved.
+  static base::Result<Arena> CreateEmpty(const std::string& name, std::uint64_t bytes);
+
+  // Takes memory for a range. kNoSpace.
+  base::Status Reserve(std::uint64_t offset, std::uint64_t bytes);
+  // Gives the whole pages of a range back; they are zero when they are reserved again.
+  void Release(std::uint64_t offset, std::uint64_t bytes);
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
   ~Arena();
@@ -28,6 +35,7 @@ class Arena {
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   int descriptor_ = -1;
+  std::string what_;  // for messages
 };
 
 }  // namespace syncline::model

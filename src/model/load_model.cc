@@ -44,11 +44,11 @@ base::Result<std::unique_ptr<Model>> LoadModel(base::FileSystem& files,
   SYNCLINE_ASSIGN(auto dtype_of, TypesOf(checkpoint));
   SYNCLINE_ASSIGN(DecoderPlan decoder, PlanModel(config, options.shard, std::move(dtype_of)));
   const auto forms = quant::MakeForms(decoder.plan, decoder.units);
-  SYNCLINE_TRY(layout::CheckNames(checkpoint, decoder.plan, forms.get()));
+  SYNCLINE_TRY(layout::CheckNames(checkpoint, decoder.plan, {.forms = forms.get()}));
   SYNCLINE_ASSIGN(Parameters parameters, Parameters::Create(decoder.plan, decoder.units));
   base::ThreadPool pool(options.threads);
   SYNCLINE_TRY(layout::LoadCheckpoint(files, checkpoint, decoder.plan, parameters.live(), pool,
-                                      nullptr, forms.get()));
+                                      {.forms = forms.get()}));
   decoder.units.ProcessAll(parameters.live(), pool);
   SYNCLINE_ASSIGN(auto model,
                   MakeDecoder(config, std::move(decoder), std::move(parameters), options));

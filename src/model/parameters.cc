@@ -35,10 +35,29 @@ std::vector<base::MutableByteSpan> Parameters::Slots(const Arena& arena) const {
 
 base::Result<std::span<const base::MutableByteSpan>> Parameters::Staging() {
   if (!staging_arena_) {
-    SYNCLINE_ASSIGN(staging_arena_, Arena::Create("syncline-staging", live_arena_.bytes().size()));
+    SYNCLINE_ASSIGN(staging_arena_,
+                    Arena::CreateEmpty("syncline-staging", live_arena_.bytes().size()));
     staging_ = Slots(*staging_arena_);
+    reserved_.assign(staging_.size(), false);
   }
   return staging_;
+}
+
+base::Status Parameters::ReserveStaging(std::size_t parameter) {
+  if (reserved_[parameter] || staging_[parameter].empty()) return {};
+  const base::MutableByteSpan slot = staging_[parameter];
+  SYNCLINE_TRY(staging_arena_->Reserve(
+      static_cast<std::uint64_t>(slot.data() - staging_arena_->bytes().data()), slot.size()));
+  reserved_[parameter] = true;
+  return {};
+}
+
+void Parameters::ReleaseStaging(std::size_t parameter) {
+  if (!reserved_[parameter]) return;
+  const base::MutableByteSpan slot = staging_[parameter];
+  staging_arena_->Release(static_cast<std::uint64_t>(slot.data() - staging_arena_->bytes().data()),
+                          slot.size());
+  reserved_[parameter] = false;
 }
 
 void Parameters::Commit(std::span<const std::size_t> parameters, base::ThreadPool& pool) {

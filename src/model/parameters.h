@@ -30,9 +30,13 @@ class Parameters {
   // forward runs.
   std::span<const base::MutableByteSpan> live() const { return live_; }
 
-  // The second arena, made at the first call; its pages are taken when they are first written. Its
-  // content is what the caller wrote. One caller at a time; the forward pass never looks at it.
+  // The second arena: addresses, made at the first call. Only slots that are reserved may be
+  // touched; their content is what the caller wrote. One caller at a time; the forward pass never
+  // looks at it.
   base::Result<std::span<const base::MutableByteSpan>> Staging();
+  // Memory for a slot of the second arena, kept until it is released. After Staging(). kNoSpace.
+  base::Status ReserveStaging(std::size_t parameter);
+  void ReleaseStaging(std::size_t parameter);
 
   // Copies the whole slots of these parameters from the second arena to the live one. Cannot fail.
   // Only while no forward runs, after Staging().
@@ -49,6 +53,7 @@ class Parameters {
   std::optional<Arena> staging_arena_;
   std::vector<base::MutableByteSpan> live_;
   std::vector<base::MutableByteSpan> staging_;
+  std::vector<bool> reserved_;  // by parameter, in the second arena
 };
 
 }  // namespace syncline::model

@@ -190,10 +190,22 @@ Result<Staged> RankWeights::StageIn(const std::string& path) {
   SYNCLINE_ASSIGN(const ReplicaReading reading, ReplicaReading::Begin(files_, path, cancel_));
   SYNCLINE_TRY(CompareConfiguration(path));
   SYNCLINE_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files_, path));
+  // A draft's tensors may lie in the same checkpoint.
+  const layout::LoadOptions options = {
+      .others =
+          [&](std::string_view name) {
+            return std::ranges::any_of(runners_, [&](const auto& runner) {
+              return runner->model.plan().FindTensor(name) != layout::Plan::npos;
+            });
+          },
+      .cancel = &cancel_};
+  for (const auto& runner : runners_) {
+    SYNCLINE_TRY(runner->transaction.Check(checkpoint, options));
+  }
   Staged staged = {.loaded = true, .unchanged = true};
   for (const auto& runner : runners_) {
     SYNCLINE_ASSIGN(const layout::LoadReport loaded,
-                    runner->transaction.Load(files_, checkpoint, staging_pool_, cancel_));
+                    runner->transaction.Load(files_, checkpoint, staging_pool_, options));
     SYNCLINE_ASSIGN(const Transaction::Ready ready, runner->transaction.Prepare(staging_pool_));
     staged.tensors += loaded.tensors;
     staged.skipped += loaded.skipped;

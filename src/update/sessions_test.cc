@@ -37,7 +37,9 @@ class SessionsTest : public engine::EngineTest {
  protected:
   void SetUp() override {
     Start();
-    model_.SetWeights(1, 2);
+    const base::MutableByteSpan ab = model_.parameters().live()[0];
+    std::ranges::fill(ab.first(8), std::byte{1});
+    std::ranges::fill(ab.subspan(8), std::byte{2});
     draft_.Load(draft_.RandomWeights(1));
   }
   void TearDown() override {

@@ -51,6 +51,7 @@ std::string_view ModuleOf(std::string_view tensor) {
 
 Transaction::Transaction(model::Model& model, const layout::Forms& forms, std::uint64_t undo_memory)
     : model_(model),
+      forms_(forms),
       undo_memory_(undo_memory),
       targets_(LoadParts(model)),
       intake_(model.plan(), targets_, &forms) {
@@ -75,17 +76,23 @@ void Transaction::MakeGroups() {
   }
   for (Group& group : groups_) {
     for (const std::size_t parameter : group.parameters) group.bytes += live[parameter].size();
+    all_bytes_ += group.bytes;
   }
 }
 
-bool Transaction::may_write_in_place() const {
-  std::uint64_t all = 0;
-  for (const Group& group : groups_) all += group.bytes;
-  return all > undo_memory_;
-}
+bool Transaction::may_write_in_place() const { return all_bytes_ > undo_memory_; }
 
 Result<std::vector<Claim>> Transaction::Find(std::span<const Arrival> message, bool direct) const {
   return direct ? intake_.FindParameters(message) : intake_.Find(message);
+}
+
+// Memory in the second arena.
+Status Transaction::Reserve(std::span<const std::size_t> parameters) {
+  SYNCLINE_ASSIGN(staging_, model_.parameters().Staging());
+  for (const std::size_t parameter : parameters) {
+    SYNCLINE_TRY(model_.parameters().ReserveStaging(parameter));
+  }
+  return {};
 }
 
 // Decides where a group goes when the first of it comes.
@@ -94,9 +101,7 @@ Status Transaction::Touch(std::size_t index, base::ThreadPool& pool, bool restor
   if (group.place != Place::kUntouched) return {};
   const layout::Plan& plan = model_.plan();
   if (undo_memory_ - staged_bytes_ >= group.bytes) {
-    if (staging_.empty()) {
-      SYNCLINE_ASSIGN(staging_, model_.parameters().Staging());
-    }
+    SYNCLINE_TRY(Reserve(group.parameters));
     staged_bytes_ += group.bytes;
     group.place = Place::kStaged;
     for (const std::size_t parameter : group.parameters) {
@@ -124,18 +129,26 @@ Status Transaction::Write(std::span<const Arrival> message, std::span<const Clai
   return intake_.Write(message, claims, pool);
 }
 
+Status Transaction::Check(const checkpoint::Checkpoint& checkpoint,
+                          layout::LoadOptions options) const {
+  options.forms = &forms_;
+  return layout::CheckNames(checkpoint, model_.plan(), options);
+}
+
 Result<layout::LoadReport> Transaction::Load(base::FileSystem& files,
                                              const checkpoint::Checkpoint& checkpoint,
                                              base::ThreadPool& pool,
-                                             const base::CancelToken& cancel) {
-  SYNCLINE_TRY(layout::CheckNames(checkpoint, model_.plan()));
+                                             const layout::LoadOptions& options) {
+  SYNCLINE_TRY(Check(checkpoint, options));
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     if (model_.plan().IsDerived(groups_[i].parameters[0])) continue;
     SYNCLINE_TRY(Touch(i, pool, /*restore=*/false));
   }
+  layout::LoadOptions with_forms = options;
+  with_forms.forms = &forms_;
   SYNCLINE_ASSIGN(
       const layout::LoadReport report,
-      layout::LoadCheckpoint(files, checkpoint, model_.plan(), targets_, pool, &cancel));
+      layout::LoadCheckpoint(files, checkpoint, model_.plan(), targets_, pool, with_forms));
   intake_.NoteAll();
   return report;
 }
@@ -237,9 +250,7 @@ Status Transaction::Derive() {
     if (model_.plan().IsDerived(i)) derived.push_back(i);
   }
   if (derived.empty()) return {};
-  if (staging_.empty()) {
-    SYNCLINE_ASSIGN(staging_, model_.parameters().Staging());
-  }
+  SYNCLINE_TRY(Reserve(derived));
   ready_.insert(ready_.end(), derived.begin(), derived.end());
   return model_.Derive(SlotsNow());
 }
@@ -269,7 +280,13 @@ Result<Transaction::Ready> Transaction::Prepare(base::ThreadPool& pool) {
 
 // Back to untouched.
 void Transaction::Leave(Group& group) {
-  if (group.place == Place::kStaged) staged_bytes_ -= group.bytes;
+  if (group.place == Place::kStaged) {
+    staged_bytes_ -= group.bytes;
+    // Where there is memory for all, the next update finds it warm.
+    for (const std::size_t parameter : group.parameters) {
+      if (may_write_in_place()) model_.parameters().ReleaseStaging(parameter);
+    }
+  }
   group.place = Place::kUntouched;
   group.prepared = false;
   const auto live = model_.parameters().live();

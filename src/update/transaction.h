@@ -22,7 +22,6 @@
 #include <string>
 #include <vector>
 
-#include "base/cancel.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/thread_pool.h"
@@ -59,10 +58,12 @@ class Transaction {
   base::Status Write(std::span<const layout::Arrival> message,
                      std::span<const layout::Claim> claims, base::ThreadPool& pool);
 
-  // Reads a whole checkpoint instead. It must hold every tensor of the runner.
+  // Does the checkpoint hold every tensor of the runner, and nothing unknown? Reads nothing.
+  base::Status Check(const checkpoint::Checkpoint& checkpoint, layout::LoadOptions options) const;
+  // Reads a whole checkpoint instead of messages, after the same check.
   base::Result<layout::LoadReport> Load(base::FileSystem& files,
                                         const checkpoint::Checkpoint& checkpoint,
-                                        base::ThreadPool& pool, const base::CancelToken& cancel);
+                                        base::ThreadPool& pool, const layout::LoadOptions& options);
 
   // Would a whole update write in place?
   bool may_write_in_place() const;
@@ -101,6 +102,7 @@ class Transaction {
   };
 
   void MakeGroups();
+  base::Status Reserve(std::span<const std::size_t> parameters);
   base::Status Touch(std::size_t group, base::ThreadPool& pool, bool restore);
   bool IsComplete(const Group& group) const;
   std::string Half(const Group& group) const;
@@ -112,6 +114,7 @@ class Transaction {
   std::vector<base::MutableByteSpan> SlotsNow() const;
 
   model::Model& model_;
+  const layout::Forms& forms_;
   const std::uint64_t undo_memory_;
   std::vector<Group> groups_;
   std::vector<std::size_t> group_of_;               // by parameter
@@ -119,6 +122,7 @@ class Transaction {
   std::span<const base::MutableByteSpan> staging_;  // slots; empty: not made yet
   layout::Intake intake_;
   std::vector<std::size_t> ready_;  // parameters to be committed
+  std::uint64_t all_bytes_ = 0;     // of all groups
   std::uint64_t staged_bytes_ = 0;
   bool in_place_ = false;
 };
