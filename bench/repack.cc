@@ -12,7 +12,8 @@
 //    was restored the bytes of 1.
 //
 // Prints a JSON list, one object a case: `case`, `bytes`, and GB of these bytes in a second:
-// `repack`, `restore`, `memcpy`, each the median of the rounds, and `plain_repack`, `plain_restore`.
+// `repack`, `restore`, `memcpy`, each the median of the rounds, and `plain_repack`,
+// `plain_restore`.
 #include <fmt/core.h>
 #include <sys/mman.h>
 
@@ -98,7 +99,7 @@ std::array<std::uint16_t, 1024> MarlinPermutation() {
   return permutation;
 }
 
-// One matrix between its layouts, value by value. `from` and `to` are zero where values go.
+// One matrix between its layouts, value by value. `to` is zero where weights go.
 struct Plain {
   std::size_t rows;
   std::size_t columns;
