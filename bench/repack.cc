@@ -98,7 +98,7 @@ std::array<std::uint16_t, 1024> MarlinPermutation() {
   return permutation;
 }
 
-// One matrix between its layouts, value by value. `from` and `to` are zero where values go.
+// One matrix between its layouts, value by value. `to` is zero where weights go.
 struct Plain {
   std::size_t rows;
   std::size_t columns;

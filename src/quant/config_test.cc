@@ -109,7 +109,7 @@ TEST(QuantConfigTest, WhatIsNotServedIsNamed) {
 
 TEST(QuantConfigTest, ModulesLeftOut) {
   const QuantConfig config = Read(Int4(kGrouped, R"(, "ignore": ["lm_head", "model.layers.1.mlp",
-      "re:.*self_attn.[qk]_proj$", "up_proj"])"))
+      "re:.*self_attn.[qk]_proj$", "re:down_proj", "up_proj"])"))
                                  .value();
   EXPECT_TRUE(config.Applies("model.layers.0.mlp.up_proj"));  // only fp8 looks at ends
   EXPECT_FALSE(config.Applies("model.layers.1.mlp.up_proj"));
@@ -119,6 +119,7 @@ TEST(QuantConfigTest, ModulesLeftOut) {
   EXPECT_FALSE(config.Applies("model.layers.0.self_attn.q_proj"));
   EXPECT_TRUE(config.Applies("model.layers.0.self_attn.v_proj"));
   EXPECT_TRUE(config.Applies("model.layers.0.self_attn.q_proj2"));
+  EXPECT_TRUE(config.Applies("model.layers.0.mlp.down_proj"));  // only the beginning of a name
 
   const QuantConfig fp8 = Read(Fp8(R"(, "modules_to_not_convert": ["kv_b_proj", "", "a.b"],
       "ignored_layers": ["model.layers.3"])"))

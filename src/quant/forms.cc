@@ -8,6 +8,7 @@
 #include <set>
 
 #include "quant/config.h"
+#include "quant/fp8_requantise.h"
 #include "quant/fp8_rows.h"
 #include "tensor/small_floats.h"
 
@@ -20,7 +21,6 @@ using tensor::Dtype;
 
 constexpr std::string_view kScale = ".weight_scale_inv";
 constexpr std::string_view kWeight = ".weight";
-constexpr std::uint64_t kExponentsInWord = 4;
 
 constexpr std::uint64_t CeilDiv(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
 

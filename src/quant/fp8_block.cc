@@ -3,18 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 
+#include "quant/fp8_requantise.h"
 #include "quant/fp8_rows.h"
 #include "quant/matrix_check.h"
-#include "tensor/small_floats.h"
 
 namespace syncline::quant {
 namespace {
 
 using tensor::Dtype;
 
-constexpr std::uint64_t kExponentsInWord = 4;
 constexpr std::uint64_t kRowAlignment = 4;  // of packed scales
 
 constexpr std::uint64_t CeilDiv(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
@@ -66,75 +64,6 @@ std::vector<std::uint64_t> ShapeOf(const Matrix& matrix, std::uint64_t rows,
 
 float PowerOfTwo(std::uint8_t exponent) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(exponent) << 23);
-}
-
-// The exponent byte of a scale that needs no rounding; 0 if it is no such.
-std::uint8_t ExponentOf(float scale) {
-  const auto bits = std::bit_cast<std::uint32_t>(scale);
-  const std::uint32_t exponent = bits >> 23;
-  return exponent << 23 == bits && exponent < 255 ? static_cast<std::uint8_t>(exponent) : 0;
-}
-
-// The exponent of the smallest power of two that is not below amax / 448.
-std::uint8_t ExponentFor(float amax) {
-  const auto bits = std::bit_cast<std::uint32_t>(amax / 448.0F);
-  const std::uint32_t exponent = (bits >> 23) + ((bits & 0x7F'FFFFU) != 0 ? 1 : 0);
-  return static_cast<std::uint8_t>(std::clamp<std::uint32_t>(exponent, 1, 254));
-}
-
-constexpr std::uint8_t kNan = 0x7F;
-constexpr std::uint8_t kSign = 0x80;
-
-// Elements [first, last) of some rows of a weight.
-struct Block {
-  std::byte* at;  // of the first element
-  std::uint64_t rows;
-  std::uint64_t columns;
-  std::uint64_t stride;
-
-  template <typename Body>
-  void ForEach(const Body& body) const {
-    for (std::uint64_t row = 0; row < rows; ++row) {
-      auto* q = reinterpret_cast<std::uint8_t*>(at + row * stride);
-      for (std::uint64_t column = 0; column < columns; ++column) body(q[column]);
-    }
-  }
-};
-
-std::uint8_t LargestMagnitude(const Block& block) {
-  std::uint8_t largest = 0;
-  block.ForEach([&](std::uint8_t q) {
-    const auto magnitude = static_cast<std::uint8_t>(q & ~kSign);
-    largest = std::max(largest, magnitude == kNan ? std::uint8_t{0} : magnitude);
-  });
-  return largest;
-}
-
-// Quantises a block anew and returns the exponent of its new scale. What becomes of an element
-// depends on its 8 bits alone, and rounding keeps the order of magnitudes: so the arithmetic is that
-// of a table, and the largest element has the largest value.
-std::uint8_t Requantise(const Block& block, float scale) {
-  static const auto kValues = [] {
-    std::array<float, kSign> values;
-    for (std::size_t q = 0; q < kSign; ++q) {
-      values[q] = tensor::FromE4M3(static_cast<std::uint8_t>(q));
-    }
-    return values;
-  }();
-  const auto value = [scale](std::size_t q) {
-    return tensor::FromBf16(tensor::ToBf16(kValues[q] * scale));
-  };
-  const float largest = std::fabs(value(LargestMagnitude(block)));
-  const std::uint8_t exponent = ExponentFor(std::isnan(largest) ? 1e-4F : std::max(largest, 1e-4F));
-  const float inverse = std::ldexp(1.0F, 127 - exponent);
-  std::array<std::uint8_t, 2 * std::size_t{kSign}> table;
-  for (std::size_t q = 0; q < kSign; ++q) {
-    const float x = value(q) * inverse;
-    table[q] = std::isnan(x) ? kNan : tensor::ToE4M3(x);
-    table[q | kSign] = table[q] ^ kSign;
-  }
-  block.ForEach([&](std::uint8_t& q) { q = table[q]; });
-  return exponent;
 }
 
 // Both layouts of scales of one matrix.
@@ -292,21 +221,17 @@ class PackedScales final : public PlainScales {
   // `scales` are those of the strip, `weight` and `packed` of the matrix.
   static void PackWord(const Sizes& sizes, const Strip& strip, std::uint64_t word,
                        const std::byte* scales, std::byte* weight, std::byte* packed) {
-    std::uint32_t exponents = 0;
     const std::uint64_t first = word * kExponentsInWord;
-    const std::uint64_t last = std::min(sizes.blocks, first + kExponentsInWord);
-    for (std::uint64_t block = first; block < last; ++block) {
-      const float scale = LoadScale(sizes, scales, 0, block);
-      const std::uint64_t column = block * kFp8Block;
-      std::uint8_t exponent = ExponentOf(scale);
-      if (exponent == 0) {
-        exponent =
-            Requantise({weight + strip.first * sizes.columns + column, strip.last - strip.first,
-                        std::min(kFp8Block, sizes.columns - column), sizes.columns},
-                       scale);
-      }
-      exponents |= static_cast<std::uint32_t>(exponent) << (8 * (block - first));
-    }
+    const std::uint64_t count = std::min(kExponentsInWord, sizes.blocks - first);
+    const std::uint64_t column = first * kFp8Block;
+    std::array<float, kExponentsInWord> own;
+    for (std::uint64_t i = 0; i < count; ++i) own[i] = LoadScale(sizes, scales, 0, first + i);
+    const std::uint32_t exponents =
+        Requantise({.weight = weight + strip.first * sizes.columns + column,
+                    .rows = strip.last - strip.first,
+                    .columns = std::min(count * kFp8Block, sizes.columns - column),
+                    .stride = sizes.columns,
+                    .scales = std::span(own).first(count)});
     for (std::uint64_t row = strip.first; row < strip.last; ++row) {
       base::Store(packed + PackedAt(sizes, row, first), exponents);
     }

@@ -8,6 +8,8 @@
 // after it
 #include <hwy/highway.h>
 
+#include "quant/bf16_round-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace syncline::quant::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -32,21 +34,6 @@ HWY_INLINE hn::Vec<D> Decode(D d, const std::uint8_t* e4m3) {
   auto value = hn::IfThenElse(is_subnormal, subnormal, normal);
   value = hn::IfThenElse(is_nan, hn::BitCast(d, hn::Set(bits, 0x7FC0'0000U)), value);
   return hn::Or(value, hn::BitCast(d, sign));
-}
-
-template <class D>
-HWY_INLINE void StoreRounded(D, hn::Vec<D> v, std::uint16_t* to) {
-  const hn::Rebind<std::uint16_t, D> halves;
-  const hn::RebindToUnsigned<D> bits;
-  const hn::RebindToSigned<D> words;
-  const auto u = hn::BitCast(bits, v);
-  const auto high = hn::ShiftRight<16>(u);
-  const auto odd = hn::And(high, hn::Set(bits, 1));
-  const auto up = hn::ShiftRight<16>(hn::Add(u, hn::Add(odd, hn::Set(bits, 0x7FFF))));
-  // The carry would make a number of some NaNs.
-  const auto quiet = hn::Or(high, hn::Set(bits, 0x40));
-  const auto rounded = hn::IfThenElse(hn::RebindMask(bits, hn::IsNaN(v)), quiet, up);
-  hn::StoreU(hn::DemoteTo(halves, hn::BitCast(words, rounded)), halves, to);
 }
 
 template <class D>

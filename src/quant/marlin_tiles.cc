@@ -14,7 +14,6 @@
 #include <bit>
 
 #include "base/bytes.h"
-#include "tensor/small_floats.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/marlin_tiles.cc"
@@ -22,6 +21,8 @@
 // after it
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
+
+#include "quant/bf16_round-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace syncline::quant::HWY_NAMESPACE {
@@ -73,7 +74,11 @@ HWY_INLINE void UntileOne(const std::byte* tile, std::byte* rows, std::size_t ro
 
 // bf16 of the 16 values of a nibble.
 HWY_INLINE void ValuesOfNibbles(float scale, std::uint16_t* values) {
-  for (int i = 0; i < 16; ++i) values[i] = tensor::ToBf16(static_cast<float>(i - 8) * scale);
+  const hn::CappedTag<float, 16> d;
+  for (std::size_t i = 0; i < 16; i += hn::Lanes(d)) {
+    const auto value = hn::Iota(d, static_cast<float>(i) - 8);
+    StoreRounded(d, hn::Mul(value, hn::Set(d, scale)), values + i);
+  }
 }
 
 HWY_INLINE void LookUpOneByOne(const std::byte* nibbles, std::size_t count,
@@ -101,7 +106,8 @@ void Untile(const std::byte* tiled, std::size_t tile_stride, std::size_t tiles, 
   }
 }
 
-void Nibbles(const std::byte* nibbles, std::size_t count, float scale, std::uint16_t* bf16) {
+HWY_INLINE void OneGroup(const std::byte* nibbles, std::size_t count, float scale,
+                         std::uint16_t* bf16) {
   std::uint16_t values[16];
   ValuesOfNibbles(scale, values);
   LookUpOneByOne(nibbles, count, values, bf16);
@@ -248,7 +254,8 @@ void Untile(const std::byte* tiled, std::size_t tile_stride, std::size_t tiles, 
 }
 
 // A value has two bytes: each is looked up in a table of 16.
-void Nibbles(const std::byte* nibbles, std::size_t count, float scale, std::uint16_t* bf16) {
+HWY_INLINE void OneGroup(const std::byte* nibbles, std::size_t count, float scale,
+                         std::uint16_t* bf16) {
   const Bytes bytes;
   const hn::Full128<std::uint16_t> halves;
   alignas(16) std::uint16_t values[16];
@@ -278,6 +285,16 @@ void Nibbles(const std::byte* nibbles, std::size_t count, float scale, std::uint
 
 #endif
 
+void Nibbles(const std::byte* nibbles, std::size_t count, const NibbleGroups& groups,
+             std::uint16_t* bf16) {
+  for (std::size_t i = 0; i < count;) {
+    const std::size_t group = groups.GroupOf(i);
+    const std::size_t end = HWY_MIN(count, (group + 1) * groups.size - groups.before);
+    OneGroup(nibbles + i / 2, end - i, groups.scales[group], bf16 + i);
+    i = end;
+  }
+}
+
 }  // namespace syncline::quant::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -301,9 +318,9 @@ void UntileBand(const std::byte* tiled, std::size_t tile_stride, std::size_t til
   HWY_DYNAMIC_DISPATCH(Untile)(tiled, tile_stride, tiles, rows, row_stride);
 }
 
-void DequantiseNibbles(const std::byte* nibbles, std::size_t count, float scale,
+void DequantiseNibbles(const std::byte* nibbles, std::size_t count, const NibbleGroups& groups,
                        std::uint16_t* bf16) {
-  HWY_DYNAMIC_DISPATCH(Nibbles)(nibbles, count, scale, bf16);
+  HWY_DYNAMIC_DISPATCH(Nibbles)(nibbles, count, groups, bf16);
 }
 
 }  // namespace syncline::quant

@@ -22,9 +22,18 @@ void TileBand(const std::byte* rows, std::size_t row_stride, std::size_t tiles, 
 void UntileBand(const std::byte* tiled, std::size_t tile_stride, std::size_t tiles, std::byte* rows,
                 std::size_t row_stride);
 
+// Nibbles in groups that share a scale. The first group may have begun before them.
+struct NibbleGroups {
+  const float* scales = nullptr;  // of each group
+  std::size_t size = 0;           // nibbles of a group; even
+  std::size_t before = 0;         // nibbles of the first group that came before; even
+
+  std::size_t GroupOf(std::size_t nibble) const { return (before + nibble) / size; }
+};
+
 // bf16[i] = (nibble i - 8) * scale, the product of fp32 rounded to bf16 (nearest, ties to even).
 // `count` is even.
-void DequantiseNibbles(const std::byte* nibbles, std::size_t count, float scale,
+void DequantiseNibbles(const std::byte* nibbles, std::size_t count, const NibbleGroups& groups,
                        std::uint16_t* bf16);
 
 }  // namespace syncline::quant

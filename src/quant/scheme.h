@@ -50,10 +50,12 @@ struct Slot {
   layout::TensorSpec runtime;  // logical shape; what lies where is the scheme's to say
   std::uint64_t runtime_bytes = 0;  // with padding; may exceed those of the load layout
   // Of the load layout: an element stands for a block of so many rows and columns of the matrix (0:
-  // of all columns). Parts begin a block of their own, so the last block of each may be short;
-  // ranks never share a block.
+  // for all of a part's). Parts begin a block of their own, so the last block of each may be short;
+  // ranks never share a block. Its shape is [blocks of rows, blocks of columns], or the other way
+  // round where columns come first (GPTQ, AWQ): then parts are stacked along the last dimension.
   std::uint64_t block_rows = 1;
   std::uint64_t block_columns = 1;
+  bool columns_first = false;
 };
 
 // Memory of the slots of one unit, in the order of Slots(): each has the larger of the bytes of both

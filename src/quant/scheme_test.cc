@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "quant/fp8_block.h"
+#include "quant/int8_example.h"
 #include "quant/random_unit.h"
 #include "quant/wna16_marlin.h"
 
@@ -41,6 +42,19 @@ Matrix AnyInt4Matrix(std::uint64_t group) {
   matrix.columns = group == 0 ? Draw(1, 70) * 16 : Draw(1, 1 + 600 / group) * std::lcm(group, 16);
   matrix.activation = Draw(0, 2) == 0 ? tensor::Dtype::kBF16 : tensor::Dtype::kF16;
   return matrix;
+}
+
+// The shape of a load layout as its blocks say.
+std::vector<std::uint64_t> BlocksOf(const Matrix& matrix, const Slot& slot) {
+  const auto blocks = [](std::uint64_t length, std::uint64_t block) {
+    return block == 0 ? 1 : (length + block - 1) / block;
+  };
+  std::uint64_t rows = 0;
+  for (const std::uint64_t part : matrix.part_rows) rows += blocks(part, slot.block_rows);
+  std::vector<std::uint64_t> shape = {rows, blocks(matrix.columns, slot.block_columns)};
+  if (slot.columns_first) std::ranges::reverse(shape);
+  if (matrix.experts != 0) shape.insert(shape.begin(), matrix.experts);
+  return shape;
 }
 
 template <std::uint64_t group>
@@ -83,7 +97,7 @@ TEST_P(SchemeTest, NameAndSlots) {
   EXPECT_EQ(scheme_->name(), GetParam().name);
   ForRandomUnits([&](const Matrix& matrix, const std::vector<Slot>& slots, const SlotMemory&) {
     for (const Slot& slot : slots) {
-      RC_ASSERT(slot.load.shape.size() == (matrix.experts == 0 ? 2U : 3U));
+      RC_ASSERT(slot.load.shape == BlocksOf(matrix, slot));
       RC_ASSERT(slot.runtime_bytes >= slot.runtime.bytes());
       RC_ASSERT(slot.load.bytes() % matrix.count() == 0U);
       RC_ASSERT(slot.runtime_bytes % matrix.count() == 0U);
@@ -219,17 +233,18 @@ TEST_P(SchemeTest, MatricesThatMakeNoSenseAreRefused) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Schemes, SchemeTest,
-                         testing::Values(Kind{"fp8-block", "fp8-block", Fp8Block, AnyFp8Matrix},
-                                         Kind{"fp8-block-ue8m0", "fp8-block-ue8m0", Fp8BlockUe8m0,
-                                              AnyFp8Matrix},
-                                         Int4Kind<0>("int4-by-channel"), Int4Kind<8>("int4-by-8"),
-                                         Int4Kind<64>("int4-by-64"), Int4Kind<128>("int4-by-128")),
-                         [](const auto& tested) {
-                           std::string name = tested.param.test;
-                           std::ranges::replace(name, '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Schemes, SchemeTest,
+    testing::Values(Kind{"fp8-block", "fp8-block", Fp8Block, AnyFp8Matrix},
+                    Kind{"int8-example", "int8-channel", Int8Example, AnyFp8Matrix},
+                    Kind{"fp8-block-ue8m0", "fp8-block-ue8m0", Fp8BlockUe8m0, AnyFp8Matrix},
+                    Int4Kind<0>("int4-by-channel"), Int4Kind<8>("int4-by-8"),
+                    Int4Kind<64>("int4-by-64"), Int4Kind<128>("int4-by-128")),
+    [](const auto& tested) {
+      std::string name = tested.param.test;
+      std::ranges::replace(name, '-', '_');
+      return name;
+    });
 
 }  // namespace
 }  // namespace syncline::quant

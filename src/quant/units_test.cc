@@ -47,6 +47,19 @@ TEST(UnitsTest, UnitsOfParametersAndTheirSlots) {
             (std::vector<std::uint64_t>{14, 130 * 64, 8, 8, 64 * 16, 64 * 4}));
 }
 
+// Short parts have more scales in the load layout than fit the packed ones.
+TEST(UnitsTest, SlotsHoldTheLargerLayout) {
+  PlanBuilder builder;
+  builder.AddWhole("f.weight", "f.weight", Dtype::kF8E4M3, {4, 512});
+  builder.AddWhole("f.weight_scale_inv", "f.weight_scale_inv", Dtype::kF32, {4, 4});
+  const layout::Plan plan = std::move(builder).Build().value();
+  Matrix matrix = {.part_rows = {1, 1, 1, 1}, .columns = 512};
+  std::vector<Unit> all;
+  all.push_back({"f", Fp8BlockUe8m0(), std::move(matrix), {0, 1}});
+  const Units units = Units::Create(plan, std::move(all)).value();
+  EXPECT_EQ(Units::SlotBytes(plan, units), (std::vector<std::uint64_t>{4 * 512, 64}));
+}
+
 TEST(UnitsTest, UnitsThatAreNotThePlansAreRefused) {
   const layout::Plan plan = MakePlan();
   Unit unit = Fp8Unit();

@@ -22,39 +22,51 @@ float ScaleValue(const std::byte* scales, std::uint64_t number, Dtype dtype) {
   return dtype == Dtype::kF16 ? tensor::FromF16(bits) : tensor::FromBf16(bits);
 }
 
-// Columns [first, last) of one row, `nibbles` and `bf16` from the first on.
+// Rows are dequantised a chunk at a time.
+constexpr std::uint64_t kChunkTiles = 16;
+constexpr std::uint64_t kChunkColumns = kChunkTiles * kTileColumns;
+constexpr std::uint64_t kSmallestGroup = 8;
+
+// At most a chunk of one row: columns [first, last), `nibbles` and `bf16` from the first on.
 template <typename ScaleOf>
-void DequantiseRow(const MarlinSizes& sizes, std::uint64_t first, std::uint64_t last,
-                   const std::byte* nibbles, std::uint16_t* bf16, const ScaleOf& scale_of) {
-  const std::uint64_t width = sizes.columns / sizes.groups;
-  for (std::uint64_t column = first; column < last;) {
-    const std::uint64_t group = column / width;
-    const std::uint64_t end = std::min(last, (group + 1) * width);
-    DequantiseNibbles(nibbles + (column - first) / 2, end - column, scale_of(group),
-                      bf16 + (column - first));
-    column = end;
-  }
+void DequantiseChunk(const MarlinSizes& sizes, std::uint64_t first, std::uint64_t last,
+                     const std::byte* nibbles, std::uint16_t* bf16, const ScaleOf& scale_of) {
+  const std::uint64_t size = sizes.columns / sizes.groups;
+  const std::uint64_t begin = first / size;
+  const std::uint64_t end = (last - 1) / size + 1;
+  std::array<float, kChunkColumns / kSmallestGroup + 1> scales;
+  for (std::uint64_t group = begin; group < end; ++group) scales[group - begin] = scale_of(group);
+  DequantiseNibbles(nibbles, last - first, {scales.data(), size, first % size}, bf16);
 }
 
-// One band out of the runtime layout, a few tiles at a time.
+// One band out of the runtime layout.
 void DequantiseBand(const MarlinSizes& sizes, const std::byte* weight, const std::byte* scales,
                     Dtype dtype, std::uint64_t band, std::uint16_t* bf16) {
-  constexpr std::uint64_t kTiles = 16;
-  constexpr std::size_t kStride = kTiles * kTileRowBytes;
+  constexpr std::size_t kStride = kChunkTiles * kTileRowBytes;
   std::array<std::byte, kBandRows * kStride> rows;
   const MarlinScaleOrder& order = ScaleOrder(sizes);
   const std::size_t tile_stride = sizes.bands * kTileBytes;
-  for (std::uint64_t tile = 0; tile < sizes.tiles; tile += kTiles) {
-    const std::uint64_t last = std::min(sizes.tiles, tile + kTiles);
+  for (std::uint64_t tile = 0; tile < sizes.tiles; tile += kChunkTiles) {
+    const std::uint64_t last = std::min(sizes.tiles, tile + kChunkTiles);
     UntileBand(weight + tile * tile_stride + band * kTileBytes, tile_stride, last - tile,
                rows.data(), kStride);
     for (std::size_t x = 0; x < kBandRows; ++x) {
       const std::size_t row = order[x];
-      DequantiseRow(sizes, tile * kTileColumns, last * kTileColumns, rows.data() + row * kStride,
-                    bf16 + row * sizes.columns + tile * kTileColumns, [&](std::uint64_t group) {
-                      return ScaleValue(scales, group * sizes.rows + band * kBandRows + x, dtype);
-                    });
+      DequantiseChunk(sizes, tile * kTileColumns, last * kTileColumns, rows.data() + row * kStride,
+                      bf16 + row * sizes.columns + tile * kTileColumns, [&](std::uint64_t group) {
+                        return ScaleValue(scales, group * sizes.rows + band * kBandRows + x, dtype);
+                      });
     }
+  }
+}
+
+// One row out of the load layout; `scales` are those of the row.
+void DequantiseRow(const MarlinSizes& sizes, const std::byte* nibbles, const std::byte* scales,
+                   Dtype dtype, std::uint16_t* bf16) {
+  for (std::uint64_t column = 0; column < sizes.columns; column += kChunkColumns) {
+    DequantiseChunk(sizes, column, std::min(sizes.columns, column + kChunkColumns),
+                    nibbles + column / 2, bf16 + column,
+                    [&](std::uint64_t group) { return ScaleValue(scales, group, dtype); });
   }
 }
 
@@ -77,7 +89,7 @@ class Marlin final : public Scheme {
     };
     SYNCLINE_TRY(multiple("columns of 4-bit integers", kTileColumns, matrix.columns));
     SYNCLINE_TRY(multiple("rows of 4-bit integers", kBandRows, matrix.rows()));
-    SYNCLINE_TRY(multiple("columns of a group of 4-bit integers", 8, group_));
+    SYNCLINE_TRY(multiple("columns of a group of 4-bit integers", kSmallestGroup, group_));
     if (group_ != 0) {
       SYNCLINE_TRY(multiple("columns of 4-bit integers in groups", group_, matrix.columns));
     }
@@ -140,10 +152,9 @@ class Marlin final : public Scheme {
       return;
     }
     for (std::uint64_t row = first; row < last; ++row) {
-      DequantiseRow(sizes, 0, sizes.columns, weight + row * sizes.row_bytes(),
-                    bf16 + (row - first) * sizes.columns, [&](std::uint64_t group) {
-                      return ScaleValue(scales, row * sizes.groups + group, matrix.activation);
-                    });
+      DequantiseRow(sizes, weight + row * sizes.row_bytes(),
+                    scales + row * sizes.groups * sizeof(std::uint16_t), matrix.activation,
+                    bf16 + (row - first) * sizes.columns);
     }
   }
 

@@ -213,14 +213,14 @@ TEST(MarlinTilesTest, EveryTarget) {
     }
     UntileBand(tiled.data(), kTileStride, kTiles, back.data(), kRowStride);
     EXPECT_EQ(back, rows);
-    std::vector<std::uint16_t> values(102);
-    for (const float scale : {1.5F, -0.001F, INFINITY}) {
-      DequantiseNibbles(rows.data() + 1, values.size(), scale, values.data());
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        const auto byte = std::to_integer<int>(rows[1 + i / 2]);
-        const int nibble = i % 2 == 0 ? byte % 16 : byte / 16;
-        EXPECT_EQ(values[i], tensor::ToBf16(static_cast<float>(nibble - 8) * scale));
-      }
+    std::vector<std::uint16_t> values(146);
+    // Groups of 38, of the first of which 6 have gone.
+    const std::vector<float> scales = {1.5F, -0.001F, INFINITY, 1e-38F};
+    DequantiseNibbles(rows.data() + 1, values.size(), {scales.data(), 38, 6}, values.data());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto byte = std::to_integer<int>(rows[1 + i / 2]);
+      const auto nibble = static_cast<float>(i % 2 == 0 ? byte % 16 : byte / 16);
+      EXPECT_EQ(values[i], tensor::ToBf16((nibble - 8) * scales[(i + 6) / 38])) << i;
     }
   }
   hwy::SetSupportedTargetsForTest(0);
