@@ -21,6 +21,7 @@
 #include "store/publisher.h"
 #include "tensor/digest.h"
 #include "update/following_weights.h"
+#include "update/messages.h"
 #include "update/rank_protocol.h"
 #include "update/weights.h"
 
@@ -199,6 +200,20 @@ class RanksTest : public testing::Test {
       weights_->FromDisk({.path = Path(name), .weight_version = name}, std::move(done));
     });
   }
+  Status Begin() {
+    return WaitFor<Status>([&](auto done) { weights_->Begin({}, std::move(done)); });
+  }
+  Result<UpdateReport> End() {
+    return WaitFor<Result<UpdateReport>>([&](auto done) { weights_->End({}, std::move(done)); });
+  }
+  Result<UpdateReport> Send(TensorUpdate update) {
+    return WaitFor<Result<UpdateReport>>(
+        [&](auto done) { weights_->FromTensors(std::move(update), std::move(done)); });
+  }
+  Result<CheckReport> Check(CheckRequest::Action action) {
+    return WaitFor<Result<CheckReport>>(
+        [&](auto done) { weights_->Check({.action = action, .options = {}}, std::move(done)); });
+  }
   Result<ExportedTensor> Export(const std::string& name) {
     return WaitFor<Result<ExportedTensor>>(
         [&](auto done) { weights_->Export(name, std::move(done)); });
@@ -336,6 +351,112 @@ TEST_F(RanksTest, BR37ARankThatIsGoneEndsTheWaitOfAll) {
   EXPECT_THAT(event.finish->message, testing::HasSubstr("rank 2"));
   EXPECT_ERROR(Export("rows"), Code::kUnavailable, "rank 2");
   EXPECT_ERROR(Digests(), Code::kUnavailable, "rank 2");
+}
+
+// ---- sessions ----
+
+// A message of tensors for each rank.
+TensorUpdate MessagesOf(const std::vector<std::vector<std::uint8_t>>& versions) {
+  TensorUpdate update;
+  update.format = payload::Format::kSafetensors;
+  for (const std::vector<std::uint8_t>& version : versions) {
+    const auto tensors = TensorsOf(version.empty() ? 0 : version[0]);
+    std::vector<tensor::TensorView> views;
+    if (!version.empty()) views = Views(tensors);
+    update.payloads.push_back(MessageOf(views));
+  }
+  return update;
+}
+TensorUpdate MessagesOf(std::uint8_t version) {
+  return MessagesOf({{version}, {version}, {version}, {version}});
+}
+
+TEST_F(RanksTest, ASessionBecomesLiveOnAllRanksAtOnce) {
+  ASSERT_OK(Begin());
+  TensorUpdate update = MessagesOf(2);
+  update.weight_version = "v2";
+  ASSERT_OK_AND_ASSIGN(UpdateReport report, Send(std::move(update)));
+  EXPECT_EQ(report.tensors, 4U);
+  ExpectServed(1);
+  ASSERT_OK(End());
+  ExpectServed(2);
+  EXPECT_EQ(engine_->stats().weight_version, "v2");
+  // One file for all ranks will do where bytes come along.
+  ASSERT_OK(Send(MessagesOf({{1}})));
+  ExpectServed(1);
+}
+
+TEST_F(RanksTest, EachRankHasItsOwnMessage) {
+  EXPECT_ERROR(Send(MessagesOf({{2}, {2}})), Code::kInvalidArgument,
+               "2 elements, expected one for each of the engine's 4 ranks");
+  // A rank with nothing to do gets an empty one.
+  ASSERT_OK(Begin());
+  ASSERT_OK(Send(MessagesOf({{2}, {}, {2}, {}})));
+  ASSERT_OK(Send(MessagesOf({{}, {2}, {}, {2}})));
+  ASSERT_OK(End());
+  ExpectServed(2);
+}
+
+TEST_F(RanksTest, BR37OneRankThatCannotTakeItsMessageUndoesTheSession) {
+  ASSERT_OK(Begin());
+  ASSERT_OK(Send(MessagesOf(2)));
+  TensorUpdate broken = MessagesOf(2);
+  broken.payloads[2].resize(40);
+  const auto failed = Send(std::move(broken));
+  EXPECT_ERROR(failed, Code::kInvalidArgument, "rank 2 (host 127.0.0.1");
+  EXPECT_ERROR(End(), Code::kOutOfOrder, failed.error().message);
+  ExpectServed(1);
+  EXPECT_EQ(engine_->stats().weight_version, "v1");
+  ASSERT_OK(Begin());
+  ASSERT_OK(Send(MessagesOf(2)));
+  ASSERT_OK(End());
+  ExpectServed(2);
+}
+
+TEST_F(RanksTest, BR37ARankThatIsGoneEndsTheSession) {
+  ASSERT_OK(Begin());
+  ASSERT_OK(Send(MessagesOf(2)));
+  ranks_[1]->Die();
+  EXPECT_FALSE(End());
+  EXPECT_FALSE(weights_->session().open);
+  EXPECT_EQ(Generate(1).finish->http_status, 503);
+}
+
+// A rank that an update leaves out holds other weights than it should, and is named.
+TEST_F(RanksTest, ARankThatIsLeftOutIsReported) {
+  using Action = CheckRequest::Action;
+  ASSERT_OK(Update("v2"));
+  ASSERT_OK(Check(Action::kSnapshot));
+  ASSERT_OK(Update("v1"));
+  ASSERT_OK(Send(MessagesOf({{2}, {2}, {}, {2}})));
+  ASSERT_OK_AND_ASSIGN(const CheckReport report, Check(Action::kCompare));
+  EXPECT_THAT(report.message, testing::StartsWith("rank 2: check tensor equality failed:"));
+  EXPECT_THAT(report.message, testing::HasSubstr("name=rows "));
+  EXPECT_THAT(report.message, testing::Not(testing::HasSubstr("rank 1")));
+  ASSERT_OK_AND_ASSIGN(const CheckReport hashes, Check(Action::kChecksum));
+  ASSERT_EQ(hashes.ranks.size(), kRanks);
+  const auto hash_of_whole = [&](std::size_t rank) {
+    for (const checker::NamedHash& hash : hashes.ranks[rank][0].checksums.tensors) {
+      if (hash.name == "whole") return hash.hash;
+    }
+    return std::string();
+  };
+  EXPECT_EQ(hash_of_whole(0), hash_of_whole(1));
+  EXPECT_NE(hash_of_whole(0), hash_of_whole(2));
+}
+
+TEST_F(RanksTest, ResetReachesAllRanksAndIsPutBackOnAll) {
+  using Action = CheckRequest::Action;
+  ASSERT_OK(Check(Action::kSnapshot));
+  ASSERT_OK(Check(Action::kReset));
+  ASSERT_OK_AND_ASSIGN(CheckReport report, Check(Action::kCompare));
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_THAT(report.message, testing::HasSubstr("rank " + std::to_string(rank) + ": "));
+  }
+  EXPECT_FALSE(report.put_back.empty());
+  ExpectServed(1);
+  ASSERT_OK_AND_ASSIGN(report, Check(Action::kCompare));
+  EXPECT_EQ(report.message, "");
 }
 
 TEST_F(RanksTest, DigestsOfAllRanksAddUp) {

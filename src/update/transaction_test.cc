@@ -68,7 +68,7 @@ std::vector<std::vector<std::size_t>> Modules(const UnitModel& model) {
   std::vector<std::vector<std::size_t>> modules;
   for (std::size_t i = 0; i < model.plan().tensors().size(); ++i) {
     const std::string& name = model.plan().tensors()[i].name;
-    if (name.ends_with(".weight_scale_inv")) {
+    if (name.contains(".weight_scale")) {
       modules.back().push_back(i);
     } else {
       modules.push_back({i});

@@ -1,12 +1,12 @@
 #include "update/unit_model.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
-#include <numeric>
+#include <optional>
 #include <utility>
 
 #include "quant/fp8_block.h"
+#include "quant/wna16_marlin.h"
 
 namespace syncline::update {
 namespace {
@@ -22,54 +22,78 @@ T OrDie(base::Result<T> result) {
   return *std::move(result);
 }
 
-// Rows of the units' parts; the last block of each is short.
+// Rows of the parts of fp8 units; the last block of each is short.
 constexpr std::uint64_t kRowsQ = 130;
 constexpr std::uint64_t kRowsK = 70;
 constexpr std::uint64_t kColumns = 200;
-constexpr std::uint64_t kExperts = 3;
-constexpr std::uint64_t kRowsW = 140;
+// Of units of 4-bit integers.
+constexpr std::uint64_t kRowsM = 40;
+constexpr std::uint64_t kRowsN = 24;
+constexpr std::uint64_t kColumnsM = 96;
+constexpr std::uint64_t kGroup = 32;
 
-std::uint64_t Blocks(std::uint64_t elements) { return (elements + 127) / 128; }
-
-// Checkpoint tensors `name`.weight and `name`.weight_scale_inv in rows of the unit's parameters.
-struct Fp8Unit {
-  PlanBuilder& builder;
-  std::size_t weight;
-  std::size_t scale;
-  std::uint64_t row = 0;
-  std::uint64_t block = 0;
-
-  // Expert < 0: two dimensions.
-  void Add(const std::string& name, std::uint64_t rows, std::int64_t expert = -1) {
-    const std::vector<std::uint64_t> shape = {rows, kColumns};
-    const std::vector<std::uint64_t> blocks = {Blocks(rows), Blocks(kColumns)};
-    AddPart({name + ".weight", Dtype::kF8E4M3, shape}, weight, row, expert);
-    AddPart({name + ".weight_scale_inv", Dtype::kF32, blocks}, scale, block, expert);
-    row += rows;
-    block += Blocks(rows);
+// A unit in which checkpoint tensors are stacked.
+class UnitPlanner {
+ public:
+  UnitPlanner(PlanBuilder& builder, const std::string& module, quant::Matrix matrix,
+              std::shared_ptr<const quant::Scheme> scheme)
+      : builder_(builder) {
+    unit_.module = module;
+    unit_.scheme = std::move(scheme);
+    unit_.matrix = std::move(matrix);
+    for (const quant::Slot& slot : unit_.scheme->Slots(unit_.matrix)) {
+      unit_.parameters.push_back(
+          builder.AddParameter({module + "." + slot.name, slot.load.dtype, slot.load.shape}));
+    }
+    offsets_.assign(unit_.parameters.size(), 0);
   }
+
+  // The next part of the matrix, or of that expert's.
+  void Add(const std::string& name, std::uint64_t rows) { AddPart(name, rows, std::nullopt); }
+  void AddTo(std::uint64_t expert, const std::string& name, std::uint64_t rows) {
+    AddPart(name, rows, expert);
+  }
+  void NextExpert() { offsets_.assign(offsets_.size(), 0); }
+
+  quant::Unit Take() && { return std::move(unit_); }
 
  private:
-  void AddPart(const TensorSpec& spec, std::size_t parameter, std::uint64_t begin,
-               std::int64_t expert) {
-    layout::Box box = WholeBox(spec.shape);
-    box.begin[0] += begin;
-    box.end[0] += begin;
-    if (expert >= 0) {
-      const auto first = static_cast<std::uint64_t>(expert);
-      box.begin.insert(box.begin.begin(), first);
-      box.end.insert(box.end.begin(), first + 1);
+  void AddPart(const std::string& name, std::uint64_t rows, std::optional<std::uint64_t> expert) {
+    quant::Matrix part = unit_.matrix;
+    part.experts = 0;
+    part.part_rows = {rows};
+    const std::vector<quant::Slot> slots = unit_.scheme->Slots(part);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const layout::Box source = WholeBox(slots[i].load.shape);
+      layout::Box box = source;
+      box.begin[0] += offsets_[i];
+      box.end[0] += offsets_[i];
+      offsets_[i] = box.end[0];
+      if (expert) {
+        box.begin.insert(box.begin.begin(), *expert);
+        box.end.insert(box.end.begin(), *expert + 1);
+      }
+      const TensorSpec spec = {name + "." + slots[i].name, slots[i].load.dtype,
+                               slots[i].load.shape};
+      builder_.AddPiece({.tensor = builder_.AddTensor(spec),
+                         .parameter = unit_.parameters[i],
+                         .source = source,
+                         .destination = box});
     }
-    builder.AddPiece({.tensor = builder.AddTensor(spec),
-                      .parameter = parameter,
-                      .source = WholeBox(spec.shape),
-                      .destination = box});
   }
+
+  PlanBuilder& builder_;
+  quant::Unit unit_;
+  std::vector<std::uint64_t> offsets_;  // rows of each parameter that are taken
 };
 
-std::vector<std::uint64_t> WithExperts(std::uint64_t experts, std::vector<std::uint64_t> shape) {
-  if (experts > 0) shape.insert(shape.begin(), experts);
-  return shape;
+quant::Matrix MatrixOf(std::vector<std::uint64_t> part_rows, std::uint64_t columns,
+                       std::uint64_t experts = 0) {
+  quant::Matrix matrix;
+  matrix.experts = experts;
+  matrix.part_rows = std::move(part_rows);
+  matrix.columns = columns;
+  return matrix;
 }
 
 }  // namespace
@@ -96,37 +120,31 @@ UnitModel::UnitModel(const std::string& prefix) {
   builder.Skip(prefix + "buffers.*");
 
   std::vector<quant::Unit> units;
-  const auto begin_unit = [&](const std::string& module, std::vector<std::uint64_t> part_rows,
-                              std::uint64_t experts, std::shared_ptr<const quant::Scheme> scheme) {
-    const std::uint64_t rows = std::accumulate(part_rows.begin(), part_rows.end(), 0ULL);
-    std::uint64_t blocks = 0;
-    for (const std::uint64_t part : part_rows) blocks += Blocks(part);
-    const std::size_t weight = builder.AddParameter(
-        {prefix + module + ".weight", Dtype::kF8E4M3, WithExperts(experts, {rows, kColumns})});
-    const std::size_t scale =
-        builder.AddParameter({prefix + module + ".weight_scale_inv", Dtype::kF32,
-                              WithExperts(experts, {blocks, Blocks(kColumns)})});
-    quant::Unit& unit = units.emplace_back();
-    unit.module = prefix + module;
-    unit.scheme = std::move(scheme);
-    unit.matrix.experts = experts;
-    unit.matrix.part_rows = std::move(part_rows);
-    unit.matrix.columns = kColumns;
-    unit.parameters = {weight, scale};
-    return Fp8Unit{builder, weight, scale};
-  };
   const auto packed = quant::Fp8BlockUe8m0();
-  Fp8Unit qk = begin_unit("qk", {kRowsQ, kRowsK}, 0, packed);
+  UnitPlanner qk(builder, prefix + "qk", MatrixOf({kRowsQ, kRowsK}, kColumns), packed);
   qk.Add(prefix + "q", kRowsQ);
   qk.Add(prefix + "k", kRowsK);
-  Fp8Unit experts = begin_unit("gu", {kRowsK, kRowsQ}, kExperts, packed);
-  for (std::uint64_t i = 0; i < kExperts; ++i) {
-    experts.row = experts.block = 0;
-    const std::string number = std::to_string(i);
-    experts.Add(prefix + "g." + number, kRowsK, static_cast<std::int64_t>(i));
-    experts.Add(prefix + "u." + number, kRowsQ, static_cast<std::int64_t>(i));
+  units.push_back(std::move(qk).Take());
+  UnitPlanner gu(builder, prefix + "gu", MatrixOf({kRowsK, kRowsQ}, kColumns, 3), packed);
+  for (std::uint64_t i = 0; i < 3; ++i, gu.NextExpert()) {
+    gu.AddTo(i, prefix + "g." + std::to_string(i), kRowsK);
+    gu.AddTo(i, prefix + "u." + std::to_string(i), kRowsQ);
   }
-  begin_unit("w", {kRowsW}, 0, quant::Fp8Block()).Add(prefix + "w", kRowsW);
+  units.push_back(std::move(gu).Take());
+  UnitPlanner w(builder, prefix + "w", MatrixOf({kRowsQ}, kColumns), quant::Fp8Block());
+  w.Add(prefix + "w", kRowsQ);
+  units.push_back(std::move(w).Take());
+  const auto marlin = quant::Wna16Marlin(kGroup);
+  UnitPlanner mn(builder, prefix + "mn", MatrixOf({kRowsM, kRowsN}, kColumnsM), marlin);
+  mn.Add(prefix + "m", kRowsM);
+  mn.Add(prefix + "n", kRowsN);
+  units.push_back(std::move(mn).Take());
+  UnitPlanner x(builder, prefix + "x", MatrixOf({kRowsM, kRowsN}, kColumnsM, 2), marlin);
+  for (std::uint64_t i = 0; i < 2; ++i, x.NextExpert()) {
+    x.AddTo(i, prefix + "x." + std::to_string(i) + ".m", kRowsM);
+    x.AddTo(i, prefix + "x." + std::to_string(i) + ".n", kRowsN);
+  }
+  units.push_back(std::move(x).Take());
   absorbed_ = builder.AddDerived({prefix + "absorbed", Dtype::kBF16, {kRowsQ + kRowsK, kColumns}});
   plan_ = OrDie(std::move(builder).Build());
   units_ = OrDie(quant::Units::Create(plan_, std::move(units)));

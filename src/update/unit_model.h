@@ -6,6 +6,8 @@
 //   q, k             one unit, scheme UE8M0; "absorbed" is derived from its values
 //   g, u             one unit of three experts, scheme UE8M0
 //   w                one unit, fp8 with fp32 scales
+//   m, n             one unit of 4-bit integers, in Marlin's layout
+//   x                one unit of two experts of them
 //   buffers.*        skipped
 #pragma once
 
