@@ -160,9 +160,7 @@ def test_a_selector_that_is_no_part_of_the_sessions(single: Trainer, small_llama
     assert serves(single.server, new)
 
 
-def test_a_draft_session_of_an_engine_without_a_draft(
-    trainer: Trainer, small_llama: Path
-) -> None:
+def test_a_draft_session_of_an_engine_without_a_draft(trainer: Trainer, small_llama: Path) -> None:
     """It selects nothing: what is sent is nobody's, and changes nothing."""
     before = state(trainer.server)
     trainer.begin(selector="draft").ok()
@@ -177,9 +175,7 @@ def test_a_session_for_adapters_refuses_base_tensors(trainer: Trainer, small_lla
     before = state(trainer.server)
     trainer.begin(sync_base=False).ok()
     reply = trainer.send(named(step(load(small_llama), 1)))
-    assert failure(reply) == (
-        "base tensors arrived in a sync_base=False weight-update session"
-    )
+    assert failure(reply) == ("base tensors arrived in a sync_base=False weight-update session")
     trainer.end().ok()
     assert state(trainer.server) == before
 
@@ -365,9 +361,7 @@ def test_br21_chunks_of_any_size_in_any_order(
 # ---- slime's way ----
 
 
-def test_slime_ends_and_begins_by_post_process_weights(
-    trainer: Trainer, small_llama: Path
-) -> None:
+def test_slime_ends_and_begins_by_post_process_weights(trainer: Trainer, small_llama: Path) -> None:
     new = step(load(small_llama), 1)
     post = trainer.server.post
     restore = {"restore_weights_before_load": True, "post_process_quantization": False}
