@@ -45,6 +45,7 @@ from trainer import (
     greedy,
     load,
     named,
+    ranks_of,
     serves,
     state,
     step,
@@ -691,17 +692,13 @@ def shared_objects() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob(f"torch_{os.getpid()}_*")}
 
 
-def children(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in path.read_text().split()]
-
-
 def test_br41_nothing_is_left_of_a_hundred_updates(
     trainer: Trainer, cold: Cold, small_llama: Path
 ) -> None:
     """Of engine and sender: memory, descriptors, mappings, and objects in /dev/shm."""
     weights = load(small_llama)
-    pids = [trainer.server.process.pid, *children(trainer.server.process.pid)]
+    pids = [trainer.server.process.pid, *ranks_of(trainer.server)]
+    assert len(pids) == trainer.ranks
     own = os.getpid()
     held: dict[int, list[object]] = {}
     sizes: dict[int, int] = {}

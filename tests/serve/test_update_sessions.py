@@ -11,9 +11,9 @@ import pytest
 from payloads import chunks, safetensors
 from server import Background, Server, eventually
 from trainer import (
+    PROMPT,
     Borrow,
     Cold,
-    State,
     Trainer,
     failure,
     greedy,
@@ -248,7 +248,7 @@ def test_requests_of_the_session_have_the_old_label(trainer: Trainer, small_llam
     trainer.begin().ok()
     trainer.send(named(step(load(small_llama), 1)), weight_version="1").ok()
     sampling = {"max_new_tokens": 16, "temperature": 0, "ignore_eos": True}
-    reply = trainer.server.generate(input_ids=[5, 17, 33, 41, 2, 99], sampling_params=sampling)
+    reply = trainer.server.generate(input_ids=PROMPT, sampling_params=sampling)
     assert reply["meta_info"]["weight_version"] == "default"
     assert reply["output_ids"] == old
     trainer.end().ok()

@@ -150,4 +150,11 @@ def failure(reply: Reply, *texts: str) -> str:
     return message
 
 
+def ranks_of(server: Server) -> list[int]:
+    """Processes of ranks 1 and up."""
+    tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
+    pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    return [pid for pid in pids if "engine" in Path(f"/proc/{pid}/comm").read_text()]
+
+
 Borrow = Callable[..., Server]
