@@ -4,8 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <future>
 #include <iterator>
+#include <string_view>
 
 #include "layout/pieces.h"
 #include "update/compare_digests.h"
@@ -29,6 +31,18 @@ auto ReadAgain(const Read& read) {
     result = read();
   }
   return result;
+}
+
+// Adds the message of a comparison to those of other ranks and runners: the first line, the same in
+// all, comes once, and `whose` stands before each of the others.
+void AddMessage(std::string& all, std::string_view message, const std::string& whose) {
+  std::size_t end = message.find('\n');
+  if (all.empty()) all = message.substr(0, end);
+  while (end != std::string_view::npos) {
+    message.remove_prefix(end + 1);
+    end = message.find('\n');
+    all += fmt::format("\n{}{}", whose, message.substr(0, end));
+  }
 }
 
 // Puts the parts of all ranks together. kInternal where they are not the whole tensor.
@@ -187,6 +201,10 @@ Result<std::vector<std::string>> Readings::PutBack(const CheckMessage& message) 
     names = *std::move(own);
     for (const Result<Payload>& answer : answers) {
       if (!answer) return std::unexpected(answer.error());
+      SYNCLINE_ASSIGN(const std::vector<std::string> others_names, DecodeTexts(*answer));
+      for (const std::string& name : others_names) {
+        if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+      }
     }
     return {};
   }));
@@ -230,11 +248,9 @@ Result<CheckReport> Readings::Compare(const CheckMessage& message) {
         report.skipped.insert(report.skipped.end(), check.skipped.begin(), check.skipped.end());
       }
       scrambled += check.scrambled;
-      if (check.message.empty()) continue;
-      report.message +=
-          fmt::format("{}{}{}{}", report.message.empty() ? "" : "\n",
-                      checks.size() > 1 ? fmt::format("rank {}: ", rank) : "",
-                      check.role.empty() ? "" : fmt::format("[{}] ", check.role), check.message);
+      AddMessage(report.message, check.message,
+                 (checks.size() > 1 ? fmt::format("rank {}: ", rank) : "") +
+                     (check.role.empty() ? "" : fmt::format("[{}] ", check.role)));
     }
   }
   // Who asked for a reset wanted to see it undone by an update; that failed, and noise is no weight.

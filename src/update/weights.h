@@ -100,8 +100,8 @@ struct RoleChecksums {
 };
 
 struct CheckReport {
-  // Of a compare: what failed, as SGLang words it, each line with "rank R: " before it where there
-  // are several ranks. Empty: all is well.
+  // Of a compare: what failed, as SGLang words it: "check tensor equality failed:", then a line for
+  // each tensor, with "rank R: " before it where there are several ranks. Empty: all is well.
   std::string message;
   std::uint64_t compared = 0;  // entries over all ranks and runners
   std::vector<std::string> skipped;
