@@ -237,16 +237,12 @@ Result<Readings::Checks> Readings::ReadChecks(RankMessage kind, const CheckMessa
   return checks;
 }
 
-Result<CheckReport> Readings::Compare(const CheckMessage& message) {
+Status Readings::Compare(const CheckMessage& message, CheckReport& report) {
   SYNCLINE_ASSIGN(const Checks checks, ReadAgain([&] { return ReadChecks(kCompare, message); }));
-  CheckReport report;
   std::uint64_t scrambled = 0;
   for (std::size_t rank = 0; rank < checks.size(); ++rank) {
     for (const RankCheck& check : checks[rank]) {
       report.compared += check.compared;
-      if (rank == 0) {
-        report.skipped.insert(report.skipped.end(), check.skipped.begin(), check.skipped.end());
-      }
       scrambled += check.scrambled;
       AddMessage(report.message, check.message,
                  (checks.size() > 1 ? fmt::format("rank {}: ", rank) : "") +
@@ -257,12 +253,15 @@ Result<CheckReport> Readings::Compare(const CheckMessage& message) {
   if (!report.message.empty() && scrambled > 0) {
     SYNCLINE_ASSIGN(report.put_back, PutBack(message));
   }
-  return report;
+  return {};
 }
 
 Result<CheckReport> Readings::Check(const CheckRequest& request) {
   const CheckMessage message = {.selector = request.selector, .options = request.options};
   CheckReport report;
+  if (request.action != CheckRequest::Action::kSnapshot) {
+    report.skipped = own_.SkippedNames(request.selector, request.options);
+  }
   switch (request.action) {
     case CheckRequest::Action::kSnapshot:
       SYNCLINE_TRY(Snapshot(message));
@@ -271,7 +270,8 @@ Result<CheckReport> Readings::Check(const CheckRequest& request) {
       SYNCLINE_TRY(Reset(message));
       return report;
     case CheckRequest::Action::kCompare:
-      return Compare(message);
+      SYNCLINE_TRY(Compare(message, report));
+      return report;
     case CheckRequest::Action::kChecksum:
       break;
   }

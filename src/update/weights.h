@@ -103,8 +103,8 @@ struct CheckReport {
   // Of a compare: what failed, as SGLang words it: "check tensor equality failed:", then a line for
   // each tensor, with "rank R: " before it where there are several ranks. Empty: all is well.
   std::string message;
-  std::uint64_t compared = 0;  // entries over all ranks and runners
-  std::vector<std::string> skipped;
+  std::uint64_t compared = 0;                     // entries over all ranks and runners
+  std::vector<std::string> skipped;               // names that were left out; not of a snapshot
   std::vector<std::string> put_back;              // of a failed compare after a reset
   std::vector<std::vector<RoleChecksums>> ranks;  // of a checksum: by rank, then runner
 };
