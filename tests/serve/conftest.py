@@ -15,7 +15,7 @@ from payloads import sharing
 from random_models import make
 from safetensors.numpy import load_file, save_file
 from server import ENGINE, Server, eventually
-from trainer import Cold
+from trainer import OPTIONS, Cold, Trainer
 
 
 @pytest.fixture(scope="session")
@@ -131,6 +131,29 @@ def borrow(engines: Engines, small_llama: Path) -> Iterator[Callable[..., Server
     yield get
     for model, *arguments in borrowed:
         engines.put_back(model, *arguments)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=[1, 2], ids=["tp1", "tp2"])
+def ranks(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def trainer(borrow: Callable[..., Server], ranks: int) -> Trainer:
+    """Of engines of one and of two ranks, with the small model."""
+    return Trainer(borrow("--tp", ranks, *OPTIONS), ranks)
+
+
+@pytest.fixture
+def single(borrow: Callable[..., Server]) -> Trainer:
+    """Of an engine of one rank."""
+    return Trainer(borrow("--tp", 1, *OPTIONS))
+
+
+@pytest.fixture
+def pair(borrow: Callable[..., Server]) -> Trainer:
+    """Of an engine of two ranks."""
+    return Trainer(borrow("--tp", 2, *OPTIONS), 2)
 
 
 @pytest.fixture(scope="session")

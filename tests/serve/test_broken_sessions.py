@@ -27,7 +27,7 @@ from trainer import (
 pytestmark = pytest.mark.usefixtures("by_name")
 
 # A session of which nothing is heard is undone; what comes after that is refused.
-OPTIONS = ("--session-timeout", 1, "--session", "required", "--max-total-tokens", 8192)
+TIMED = ("--session-timeout", 1, "--session", "required", "--max-total-tokens", 8192)
 NORM = "model.norm.weight"
 LONG = {"max_new_tokens": 600, "temperature": 0, "ignore_eos": True}
 
@@ -213,7 +213,7 @@ def test_br34(
     ranks: int,
     freed: str,
 ) -> None:
-    trainer = Trainer(borrow("--tp", ranks, *OPTIONS), ranks)
+    trainer = Trainer(borrow("--tp", ranks, *TIMED), ranks)
     first = state(trainer.server)
     update = Update(trainer, named(step(load(small_llama), 1)))
     broken(update)
@@ -231,7 +231,7 @@ def test_br34(
 def test_br34_in_place_it_refuses_rather_than_serve_a_mix(
     borrow: Borrow, cold: Cold, small_llama: Path
 ) -> None:
-    trainer = Trainer(borrow("--undo-memory", 0, *OPTIONS))
+    trainer = Trainer(borrow("--undo-memory", 0, *TIMED))
     update = Update(trainer, named(step(load(small_llama), 1)))
     update.start()
     waits = Background(trainer.server.post, "/generate", {"input_ids": [1]})

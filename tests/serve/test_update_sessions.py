@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from payloads import chunks, safetensors
-from server import Background, Server, eventually
+from payloads import safetensors
+from server import eventually
 from trainer import (
+    OPTIONS,
     PROMPT,
     Borrow,
-    Cold,
     Trainer,
     failure,
     greedy,
@@ -31,24 +28,6 @@ NOT_OPEN = "no weight-update session is open; call begin_weight_update() first"
 BETWEEN = (
     "update_weights_from_tensor must run between begin_weight_update() and end_weight_update()"
 )
-SMALL = ("--max-total-tokens", 8192)
-RANKS = [1, 2]
-
-
-@pytest.fixture(params=RANKS, ids=["tp1", "tp2"])
-def ranks(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
-@pytest.fixture
-def trainer(borrow: Borrow, ranks: int) -> Trainer:
-    return Trainer(borrow("--tp", ranks, *SMALL), ranks)
-
-
-@pytest.fixture
-def single(borrow: Borrow) -> Trainer:
-    """With an engine of one rank."""
-    return Trainer(borrow("--tp", 1, *SMALL))
 
 
 # ---- order and texts ----
@@ -181,7 +160,7 @@ def test_a_session_for_adapters_refuses_base_tensors(trainer: Trainer, small_lla
 
 
 def test_sessions_that_are_required(borrow: Borrow, small_llama: Path) -> None:
-    trainer = Trainer(borrow("--session", "required", *SMALL))
+    trainer = Trainer(borrow("--session", "required", *OPTIONS))
     new = step(load(small_llama), 1)
     before = state(trainer.server)
     for reply in (
@@ -197,7 +176,7 @@ def test_sessions_that_are_required(borrow: Borrow, small_llama: Path) -> None:
 
 def test_sessions_that_are_ignored(borrow: Borrow, small_llama: Path) -> None:
     """Every update is live with its reply; begin and end change nothing, in any order."""
-    trainer = Trainer(borrow("--session", "ignored", *SMALL))
+    trainer = Trainer(borrow("--session", "ignored", *OPTIONS))
     before = load(small_llama)
     new = step(before, 1)
     trainer.end().ok()
@@ -285,7 +264,7 @@ def test_a_failed_update_undoes_the_session(trainer: Trainer, small_llama: Path)
 
 
 def test_a_silent_session_is_undone(borrow: Borrow, small_llama: Path) -> None:
-    trainer = Trainer(borrow("--session-timeout", 0.2, "--session", "required", *SMALL))
+    trainer = Trainer(borrow("--session-timeout", 0.2, "--session", "required", *OPTIONS))
     before = state(trainer.server)
     trainer.begin().ok()
     trainer.send(named(step(load(small_llama), 1)), weight_version="1")
@@ -293,69 +272,6 @@ def test_a_silent_session_is_undone(borrow: Borrow, small_llama: Path) -> None:
     assert state(trainer.server) == before
     assert failure(trainer.end()) == NOT_OPEN
     assert trainer.version() == "default"
-
-
-# ---- what is live after it ----
-
-
-@pytest.mark.parametrize("part", ["nothing", "half", "a half of each pair", "all"])
-def test_the_state_is_that_of_a_cold_engine(
-    trainer: Trainer, cold: Cold, small_llama: Path, part: str
-) -> None:
-    before = load(small_llama)
-    new = named(step(before, 1))
-    some = {
-        "nothing": [],
-        "half": new[::2],
-        "a half of each pair": [(n, t) for n, t in new if re.search("[qv]_proj|up_proj", n)],
-        "all": new,
-    }[part]
-    trainer.session(some, "1")
-    expected = before | dict(some)
-    assert state(trainer.server) == cold(small_llama, expected, "--tp", trainer.ranks)
-    assert serves(trainer.server, expected)
-
-
-@pytest.mark.parametrize("ranks", RANKS, ids=["tp1", "tp2"])
-@pytest.mark.parametrize("part", ["nothing", "half", "all"])
-def test_br25_derived_weights_are_those_of_a_cold_engine(
-    borrow: Borrow, cold: Cold, latent: Path, part: str, ranks: int
-) -> None:
-    before = load(latent)
-    new = named(step(before, 1))
-    half = [(n, t) for n, t in new if "layers.0" in n and "q_b_proj" not in n]
-    some = {"nothing": [], "half": half, "all": new}[part]
-    trainer = Trainer(borrow("--tp", ranks, *SMALL, model=latent), ranks)
-    first = state(trainer.server)
-    assert all(first.derived), "this model has weights that are derived"
-    trainer.session(some, size=7)
-    expected = cold(latent, before | dict(some), "--tp", ranks)
-    assert state(trainer.server) == expected
-    assert (expected.derived == first.derived) == (part == "nothing")
-    trainer.session(named(before), size=7)
-    assert state(trainer.server) == first  # A → B → A
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_br21_chunks_of_any_size_in_any_order(
-    borrow: Borrow, cold: Cold, latent: Path, size: int
-) -> None:
-    """Halves of fused projections in different requests, in a session and without."""
-    trainer = Trainer(borrow("--tp", 1, *SMALL, model=latent))
-    before = load(latent)
-    for seed, order in ((1, "given"), (2, "reversed"), (3, "shuffled")):
-        weights = step(before, seed)
-        tensors = named(weights)
-        if order == "reversed":
-            tensors.reverse()
-        elif order == "shuffled":
-            random.Random(seed).shuffle(tensors)
-        if order == "given":
-            for chunk in chunks(tensors, size):
-                trainer.send(chunk).ok()
-        else:
-            trainer.session(tensors, size=size)
-        assert state(trainer.server) == cold(latent, weights, "--tp", 1), order
 
 
 # ---- slime's way ----
@@ -388,103 +304,3 @@ def test_slimes_end_tells_of_a_failure(trainer: Trainer, small_llama: Path) -> N
     end = trainer.server.post("/post_process_weights", {"post_process_quantization": True})
     failure(end, "no.such.weight")
     assert state(trainer.server) == before
-
-
-# ---- memory that is too small for undoing ----
-
-
-@pytest.fixture
-def in_place(borrow: Borrow, ranks: int) -> Trainer:
-    return Trainer(borrow("--tp", ranks, "--undo-memory", 0, *SMALL), ranks)
-
-
-def test_updates_in_place(in_place: Trainer, cold: Cold, small_llama: Path) -> None:
-    before = load(small_llama)
-    new = step(before, 1)
-    half = named(new)[::2]
-    assert in_place.session(half, "1")["undoable"] is False
-    expected = before | dict(half)
-    assert state(in_place.server) == cold(small_llama, expected, "--tp", in_place.ranks)
-    in_place.send(named(new), weight_version="2").ok()
-    assert state(in_place.server) == cold(small_llama, new, "--tp", in_place.ranks)
-    assert in_place.version() == "2"
-
-
-def waiting(server: Server) -> Background:
-    """A request that cannot be served yet."""
-    call = Background(greedy, server)
-    eventually(lambda: server.load() == 1, "the request has arrived")
-    return call
-
-
-def test_generation_waits_for_updates_in_place(in_place: Trainer, small_llama: Path) -> None:
-    new = step(load(small_llama), 1)
-    old_text = greedy(in_place.server)
-    in_place.begin().ok()
-    call = waiting(in_place.server)
-    for chunk in chunks(named(new), 5):
-        in_place.send(chunk).ok()
-        assert not call.done()
-    assert in_place.server.get("/health").status == 200
-    in_place.end().ok()
-    assert call.result() == greedy(in_place.server) != old_text
-
-
-def refuses(trainer: Trainer) -> None:
-    """It holds no whole version, says so, and lives."""
-    reply = trainer.server.post("/generate", {"input_ids": [1]})
-    assert reply.status == 503
-    assert "incomplete update" in reply.text
-    assert "incomplete update" in trainer.open()["incomplete"]
-    assert trainer.server.get("/health").status == 200
-
-
-@pytest.mark.parametrize("how", ["failure", "abort", "another begin"])
-def test_what_was_in_place_cannot_be_undone(
-    in_place: Trainer, cold: Cold, small_llama: Path, how: str
-) -> None:
-    new = step(load(small_llama), 1)
-    in_place.begin().ok()
-    in_place.send(named(new)[:9]).ok()
-    if how == "failure":
-        failure(in_place.send([("no.such.weight", new["lm_head.weight"])]))
-        failure(in_place.end(), "no.such.weight")
-    elif how == "abort":
-        in_place.end(abort=True).ok()
-    else:
-        in_place.begin().ok()
-        in_place.end()
-    refuses(in_place)
-    in_place.send(named(new)[9:])
-    refuses(in_place)  # these were never in doubt
-    in_place.session(named(new), "2")
-    assert in_place.open()["incomplete"] is None
-    assert state(in_place.server) == cold(small_llama, new, "--tp", in_place.ranks)
-    assert len(greedy(in_place.server)) == 16
-
-
-def test_a_message_that_is_refused_has_written_nothing_in_place(
-    in_place: Trainer, small_llama: Path
-) -> None:
-    """Its last tensor is wrong; the first ones were not touched."""
-    before, text = state(in_place.server), greedy(in_place.server)
-    new = step(load(small_llama), 1)
-    wrong = [*named(new)[:-1], ("no.such.weight", new["lm_head.weight"])]
-    failure(in_place.send(wrong), "no.such.weight")
-    in_place.begin().ok()
-    failure(in_place.send(wrong), "no.such.weight")
-    failure(in_place.end(), "no.such.weight")
-    assert (state(in_place.server), greedy(in_place.server)) == (before, text)
-
-
-def test_a_checkpoint_makes_an_incomplete_engine_whole(
-    in_place: Trainer, small_llama: Path, other_checkpoint: Callable[..., Path]
-) -> None:
-    in_place.begin().ok()
-    in_place.send(named(step(load(small_llama), 1))[:9]).ok()
-    in_place.end(abort=True).ok()
-    refuses(in_place)
-    other = other_checkpoint(2)
-    in_place.server.post("/update_weights_from_disk", {"model_path": str(other)}).ok()
-    assert serves(in_place.server, load(other))
-    assert len(greedy(in_place.server)) == 16

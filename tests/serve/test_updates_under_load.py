@@ -13,7 +13,6 @@ from random_models import load as load_model
 from server import Background, Server, eventually
 from trainer import (
     PROMPT,
-    Borrow,
     Cold,
     Trainer,
     Weights,
@@ -31,12 +30,6 @@ pytestmark = pytest.mark.usefixtures("by_name")
 REQUESTS = 8
 TOKENS = 800
 GREEDY = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-
-
-@pytest.fixture(params=[1, 2], ids=["tp1", "tp2"])
-def trainer(request: pytest.FixtureRequest, borrow: Borrow) -> Trainer:
-    ranks = int(request.param)
-    return Trainer(borrow("--tp", ranks, "--max-total-tokens", 16384), ranks)
 
 
 class Streamed:
@@ -241,21 +234,20 @@ def test_aborting_all_requests_with_an_update(trainer: Trainer, small_llama: Pat
     assert serves(trainer.server, new)
 
 
-def test_br36_a_slow_rank_delays_everybody(borrow: Borrow, small_llama: Path) -> None:
+def test_br36_a_slow_rank_delays_everybody(pair: Trainer, small_llama: Path) -> None:
     """The new version is live on both ranks or on none: not even its label is there before."""
-    server = borrow("--tp", 2, "--max-total-tokens", 16384)
-    trainer = Trainer(server, 2)
+    server = pair.server
     new = step(load(small_llama), 1)
     old_text = greedy(server)
     (rank,) = ranks_of(server)
-    trainer.begin().ok()
-    trainer.send(named(new), weight_version="1").ok()
+    pair.begin().ok()
+    pair.send(named(new), weight_version="1").ok()
     os.kill(rank, signal.SIGSTOP)
     try:
-        end = Background(trainer.end)
+        end = Background(pair.end)
         asked = Background(server.generate, input_ids=PROMPT, sampling_params=GREEDY)
         for _ in range(20):
-            assert trainer.version() == "default"
+            assert pair.version() == "default"
             assert server.get("/health").status == 200
         assert not end.done() and not asked.done()
     finally:

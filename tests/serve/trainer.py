@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from server import Reply, Server
 
 Weights = dict[str, torch.Tensor]
+OPTIONS = ("--max-total-tokens", 16384)
 PROMPT = [5, 17, 33, 41, 2, 99]
 
 
@@ -125,6 +127,9 @@ class Trainer:
             self.send(chunk, weight_version=version, flush_cache=False).ok()
         return dict(self.end().ok())
 
+    def check(self, action: str, **fields: Any) -> Reply:
+        return self.server.post("/weights_checker", {"action": action, **fields})
+
     def info(self) -> dict[str, Any]:
         return dict(self.server.get("/model_info").ok())
 
@@ -155,6 +160,12 @@ def ranks_of(server: Server) -> list[int]:
     tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
     pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
     return [pid for pid in pids if "engine" in Path(f"/proc/{pid}/comm").read_text()]
+
+
+def resident(server: Server) -> int:
+    """Bytes of memory that its process uses."""
+    text = Path(f"/proc/{server.process.pid}/statm").read_text()
+    return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 Borrow = Callable[..., Server]
