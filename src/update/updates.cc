@@ -269,16 +269,19 @@ Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
   SYNCLINE_ASSIGN(const bool in_place, MayWriteInPlace());
   const Clock::time_point begin = Clock::now();
   if (in_place) SYNCLINE_TRY(Quiesce(/*hold=*/true));
-  // It replaces everything, also what came in a session that is open.
-  ChangeState([](SessionState& state) {
-    state.loaded = false;
-    state.failure.reset();
-  });
+  const SessionState before = state();
+  const auto undo = [&](const base::Error& error) -> Result<UpdateReport> {
+    if (before.loaded && !before.failure) {
+      ChangeState([&](SessionState& state) {
+        state.failure =
+            "what had come was dropped for an update from disk, which failed: " + error.message;
+      });
+    }
+    SYNCLINE_TRY(DropEverywhere());
+    return std::unexpected(error);
+  };
   const Result<Staged> staged = StageEverywhere(update.path);
-  if (!staged) {
-    if (const Status dropped = DropEverywhere(); !dropped) return std::unexpected(dropped.error());
-    return std::unexpected(staged.error());
-  }
+  if (!staged) return undo(staged.error());
   UpdateReport report = ReportOf(*staged);
   if (report.unchanged) {
     base::Log(base::LogLevel::kWarning,
@@ -289,10 +292,14 @@ Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
   const Status done =
       CommitEverywhere({.flush = update.flush_cache, .label = update.weight_version},
                        /*derive_only=*/false, update.path);
-  if (!done) {
-    if (const Status dropped = DropEverywhere(); !dropped) return std::unexpected(dropped.error());
-    return std::unexpected(done.error());
-  }
+  if (!done) return undo(done.error());
+  // It has replaced everything, also what came in a session that is open, which goes on empty.
+  flush_ = false;
+  ChangeState([&](SessionState& state) {
+    state.loaded = false;
+    state.failure.reset();
+    if (state.weight_version == before.weight_version) state.weight_version.reset();
+  });
   report.apply_seconds = SecondsSince(commit);
   SYNCLINE_TRY(Settle(lost_, {}));
   return report;

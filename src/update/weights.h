@@ -178,7 +178,8 @@ class Weights {
   // Reads and checks the whole checkpoint on every rank beside the live weights; all ranks must have
   // read the same version of their hosts' replicas. Then, with no forward running, it becomes live
   // on every rank and runner. A failure before that leaves everything as it was; nothing after it can
-  // fail but the whole group of ranks. What came in a session that is open is dropped.
+  // fail but the whole group of ranks. What came in a session that is open is dropped; the
+  // session goes on empty or, if the update failed, will fail at its end.
   virtual void FromDisk(DiskUpdate update, Updated done) = 0;
 
   // A session: Begin, any number of FromTensors, End. It is one transaction: what comes is made
