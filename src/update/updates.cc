@@ -202,7 +202,7 @@ Status Updates::Quiesce(bool hold) {
   return {};
 }
 
-// Lets the engine go on, unless something is lost or waits.
+// Lets the engine go on, unless something is lost or waits, or a session is writing in place.
 Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::string>& pending) {
   lost_ = std::move(lost);
   std::optional<std::string> incomplete;
@@ -216,7 +216,9 @@ Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::str
     state.incomplete = incomplete;
     state.pending = pending;
   });
-  Hold hold = Hold::kNone;
+  // A session that may write in place keeps the engine held until its end.
+  const bool writes = state().open && sync_base_ && may_write_.value_or(false);
+  Hold hold = held_ && writes ? Hold::kWait : Hold::kNone;
   if (!pending.empty()) hold = Hold::kWait;
   if (incomplete) hold = Hold::kRefuse;
   if (hold == Hold::kNone && !held_) return {};

@@ -109,6 +109,25 @@ def test_a_message_that_is_refused_has_written_nothing_in_place(
     assert (state(in_place.server), greedy(in_place.server)) == (before, text)
 
 
+def test_generation_waits_after_a_checkpoint_inside_a_session(
+    in_place: Trainer, small_llama: Path, other_checkpoint: Callable[..., Path]
+) -> None:
+    """Loaded or refused, the session goes on, and may write again."""
+    new = step(load(small_llama), 1)
+    other = other_checkpoint(2)
+    for path, status in ((other, 200), (other / "gone", 400)):
+        in_place.begin().ok()
+        body = {"model_path": str(path)}
+        assert in_place.server.post("/update_weights_from_disk", body).status == status
+        call = waiting(in_place.server)
+        for chunk in chunks(named(new), 3):
+            in_place.send(chunk).ok()
+            assert not call.done()
+        in_place.end().ok()
+        assert serves(in_place.server, new)
+        assert call.result() == greedy(in_place.server)
+
+
 def test_a_checkpoint_makes_an_incomplete_engine_whole(
     in_place: Trainer, small_llama: Path, other_checkpoint: Callable[..., Path]
 ) -> None:
