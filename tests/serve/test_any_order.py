@@ -147,12 +147,23 @@ class Play:
         mode = self.dice.choice(["abort", "retract", "in_place"])
         return self.server.post("/pause_generation", {"mode": mode}).status == 200
 
+    def resume(self) -> bool:
+        return self.server.post("/continue_generation").status == 200
+
     def move(self) -> None:
         move = self.dice.choice(
             [self.begin] * 4
             + [self.send] * 8
             + [self.end] * 4
-            + [self.send_wrong, self.abort, self.relabel, self.disk, self.disk_wrong]
+            + [
+                self.send_wrong,
+                self.abort,
+                self.relabel,
+                self.disk,
+                self.disk_wrong,
+                self.pause,
+                self.resume,
+            ]
         )
         self.told.append(move.__name__)
         assert move(), f"{self.told}: not as the rules say"
@@ -181,4 +192,4 @@ def test_requests_in_any_order(
     play = Play(trainer, Rules(load(small_llama)), disks, seed)
     for _ in range(60):
         play.move()
-    assert play.generate()
+    assert play.resume() and play.generate()

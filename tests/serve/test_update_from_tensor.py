@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,12 +21,12 @@ from payloads import (
 )
 from random_models import make
 from server import Reply, Server
+from shards import of_rank
 from trainer import (
     OPTIONS,
     Borrow,
     Cold,
     Trainer,
-    Weights,
     content,
     exported,
     failure,
@@ -43,6 +42,7 @@ pytestmark = pytest.mark.usefixtures("by_name")
 
 NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+FUSED_QUERY = "model.layers.0.self_attn.qkv_proj.weight"
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 
@@ -81,47 +81,31 @@ def test_bf16_in_every_form(
     assert state(trainer.server) == cold(latent, new, "--tp", 2)
 
 
-def engine_parameters(weights: Weights) -> Weights:
-    """A Llama's tensors under the engine's names: fused along their rows."""
-    order = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]
-
-    def position(name: str) -> int:
-        return next((i for i, part in enumerate(order) if part in name), 0)
-
-    fused: dict[str, list[torch.Tensor]] = {}
-    for name in sorted(weights, key=position):
-        target = re.sub(r"\b[qkv]_proj", "qkv_proj", name)
-        target = re.sub(r"\b(gate|up)_proj", "gate_up_proj", target)
-        fused.setdefault(target, []).append(weights[name])
-    return {name: torch.cat(parts) for name, parts in fused.items()}
-
-
-def test_direct_takes_the_engines_own_names(single: Trainer, cold: Cold, small_llama: Path) -> None:
+def test_direct_takes_the_engines_own_names(
+    trainer: Trainer, cold: Cold, small_llama: Path
+) -> None:
+    """Each rank gets its own shards."""
     new = step(load(small_llama), 1)
-    parameters = engine_parameters(new)
-    rows = {"model.embed_tokens.weight", HEAD}
-    inner = [(name, tensor) for name, tensor in parameters.items() if name not in rows]
-    assert {name for name, _ in inner} <= set(state(single.server).tensors[0])
-    single.send(inner, load_format="direct").ok()
-    single.send([(name, new[name]) for name in sorted(rows)]).ok()
-    assert state(single.server) == cold(small_llama, new, "--tp", 1)
+    shards = [of_rank(new, rank, trainer.ranks) for rank in range(trainer.ranks)]
+    assert set(shards[0]) <= set(state(trainer.server).tensors[0])
+    trainer.post([encode(named(shard)) for shard in shards], load_format="direct").ok()
+    trainer.send([(name, new[name]) for name in ("model.embed_tokens.weight", HEAD)]).ok()
+    assert state(trainer.server) == cold(small_llama, new, "--tp", trainer.ranks)
 
 
 def test_direct_knows_no_other_names(single: Trainer, small_llama: Path) -> None:
     before = state(single.server)
     new = step(load(small_llama), 1)
     failure(single.send([(QUERY, new[QUERY])], load_format="direct"), QUERY)
-    fused = engine_parameters(new)
-    name = "model.layers.0.self_attn.qkv_proj.weight"
-    wrong = [(NORM, new[NORM]), (name, fused[name][:-1])]
-    failure(single.send(wrong, load_format="direct"), name)
+    fused = of_rank(new, 0, 1)[FUSED_QUERY]
+    wrong = [(NORM, new[NORM]), (FUSED_QUERY, fused[:-1])]
+    failure(single.send(wrong, load_format="direct"), FUSED_QUERY)
     assert state(single.server) == before
 
 
 def test_fused_names_are_refused_with_advice(single: Trainer, small_llama: Path) -> None:
-    fused = engine_parameters(step(load(small_llama), 1))
-    name = "model.layers.0.self_attn.qkv_proj.weight"
-    failure(single.send([(name, fused[name])]), name, QUERY)
+    fused = of_rank(step(load(small_llama), 1), 0, 1)
+    failure(single.send([(FUSED_QUERY, fused[FUSED_QUERY])]), FUSED_QUERY, QUERY)
 
 
 @pytest.mark.parametrize("version", [None, "5"])
