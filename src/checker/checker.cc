@@ -55,6 +55,7 @@ class WeightChecker final : public Checker {
                                 const CancelToken& cancel) override;
   Result<ChecksumReport> Checksums(const CheckOptions& options, ThreadPool& pool,
                                    const CancelToken& cancel) override;
+  std::vector<std::string> SkippedNames(const CheckOptions& options) const override;
   Status PutBack(std::span<const std::size_t> parameters) override;
 
  private:
@@ -79,6 +80,14 @@ std::vector<bool> WeightChecker::Skipped(const CheckOptions& options) const {
   std::vector<bool> skipped;
   for (const Entry& entry : entries_) skipped.push_back(IsSkipped(entry.name, options.skip));
   return skipped;
+}
+
+std::vector<std::string> WeightChecker::SkippedNames(const CheckOptions& options) const {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries_) {
+    if (IsSkipped(entry.name, options.skip)) names.push_back(entry.name);
+  }
+  return names;
 }
 
 Status WeightChecker::NeedSnapshot(std::string_view action) const {

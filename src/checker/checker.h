@@ -104,6 +104,9 @@ class Checker {
                                                  base::ThreadPool& pool,
                                                  const base::CancelToken& cancel) = 0;
 
+  // Names of the entries that these options leave out, of all actions alike.
+  virtual std::vector<std::string> SkippedNames(const CheckOptions& options) const = 0;
+
   // Puts the snapshot's bytes of these parameters (numbers in the plan) back. kOutOfOrder without
   // one.
   virtual base::Status PutBack(std::span<const std::size_t> parameters) = 0;

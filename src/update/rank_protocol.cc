@@ -140,7 +140,6 @@ Payload Encode(std::span<const RankCheck> checks) {
     writer.PutText(check.role);
     writer.PutText(check.message);
     writer.Put(check.compared);
-    PutTexts(writer, check.skipped);
     PutHashes(writer, check.checksums.tensors);
     PutHashes(writer, check.checksums.derived);
     writer.Put(check.scrambled);
@@ -157,7 +156,6 @@ Result<std::vector<RankCheck>> DecodeRankChecks(base::ByteSpan bytes) {
     check.role = reader.TakeText();
     check.message = reader.TakeText();
     check.compared = reader.Take<std::uint64_t>();
-    check.skipped = TakeTexts(reader);
     check.checksums.tensors = TakeHashes(reader);
     check.checksums.derived = TakeHashes(reader);
     check.scrambled = reader.Take<std::uint64_t>();

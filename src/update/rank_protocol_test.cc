@@ -107,7 +107,6 @@ TEST(RankProtocol, UpdatesAndChecks) {
   checks[1] = {.role = "draft",
                .message = "differs",
                .compared = 4,
-               .skipped = {"rope"},
                .checksums = {.tensors = {{"a", "01"}}, .derived = {{"b", "02"}}},
                .scrambled = 9};
   const Payload answered = Encode(std::span<const RankCheck>(checks));
@@ -116,7 +115,6 @@ TEST(RankProtocol, UpdatesAndChecks) {
   EXPECT_EQ(found[1].role, "draft");
   EXPECT_EQ(found[1].message, "differs");
   EXPECT_EQ(found[1].compared, 4U);
-  EXPECT_EQ(found[1].skipped, checks[1].skipped);
   EXPECT_EQ(found[1].checksums.tensors[0].hash, "01");
   EXPECT_EQ(found[1].checksums.derived[0].name, "b");
   EXPECT_EQ(found[1].scrambled, 9U);

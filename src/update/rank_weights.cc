@@ -414,7 +414,6 @@ Result<std::vector<RankCheck>> RankWeights::Compare(Selector selector,
     checks.push_back({.role = runner->role,
                       .message = compared->Message(),
                       .compared = compared->compared.size(),
-                      .skipped = std::move(compared->skipped),
                       .scrambled = runner->scrambled.size()});
   }
   return checks;
@@ -435,6 +434,17 @@ Result<std::vector<RankCheck>> RankWeights::Checksums(Selector selector,
                       .scrambled = runner->scrambled.size()});
   }
   return checks;
+}
+
+std::vector<std::string> RankWeights::SkippedNames(Selector selector,
+                                                   const checker::CheckOptions& options) const {
+  std::vector<std::string> names;
+  for (const OwnRunner* runner : Selected(selector)) {
+    for (const std::string& name : runner->checker->SkippedNames(options)) {
+      names.push_back(runner->Prefixed(name));
+    }
+  }
+  return names;
 }
 
 Status RankWeights::Reset(Selector selector, const checker::CheckOptions& options) {

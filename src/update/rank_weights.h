@@ -60,7 +60,6 @@ struct RankCheck {
   std::string role;
   std::string message;                // of a comparison: CompareReport::Message
   std::uint64_t compared = 0;         // entries
-  std::vector<std::string> skipped;   // names
   checker::ChecksumReport checksums;  // of checksums
   std::uint64_t scrambled = 0;  // parameters that a reset overwrote and no update has written since
 };
@@ -122,6 +121,10 @@ class RankWeights {
   base::Result<std::vector<RankCheck>> Checksums(Selector selector,
                                                  const checker::CheckOptions& options,
                                                  const base::CancelToken& begun);
+  // What these options leave out of a reset, a comparison and checksums alike; names of all runners
+  // that are selected.
+  std::vector<std::string> SkippedNames(Selector selector,
+                                        const checker::CheckOptions& options) const;
   // Computing thread.
   base::Status Reset(Selector selector, const checker::CheckOptions& options);
   // Computing thread. The snapshot's bytes of what a reset overwrote and no update has written since;

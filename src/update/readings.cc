@@ -4,8 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <future>
 #include <iterator>
+#include <string_view>
 
 #include "layout/pieces.h"
 #include "update/compare_digests.h"
@@ -29,6 +31,18 @@ auto ReadAgain(const Read& read) {
     result = read();
   }
   return result;
+}
+
+// Adds the message of a comparison to those of other ranks and runners: the first line, the same in
+// all, comes once, and `whose` stands before each of the others.
+void AddMessage(std::string& all, std::string_view message, const std::string& whose) {
+  std::size_t end = message.find('\n');
+  if (all.empty()) all = message.substr(0, end);
+  while (end != std::string_view::npos) {
+    message.remove_prefix(end + 1);
+    end = message.find('\n');
+    all += fmt::format("\n{}{}", whose, message.substr(0, end));
+  }
 }
 
 // Puts the parts of all ranks together. kInternal where they are not the whole tensor.
@@ -187,6 +201,10 @@ Result<std::vector<std::string>> Readings::PutBack(const CheckMessage& message) 
     names = *std::move(own);
     for (const Result<Payload>& answer : answers) {
       if (!answer) return std::unexpected(answer.error());
+      SYNCLINE_ASSIGN(const std::vector<std::string> others_names, DecodeTexts(*answer));
+      for (const std::string& name : others_names) {
+        if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+      }
     }
     return {};
   }));
@@ -219,34 +237,31 @@ Result<Readings::Checks> Readings::ReadChecks(RankMessage kind, const CheckMessa
   return checks;
 }
 
-Result<CheckReport> Readings::Compare(const CheckMessage& message) {
+Status Readings::Compare(const CheckMessage& message, CheckReport& report) {
   SYNCLINE_ASSIGN(const Checks checks, ReadAgain([&] { return ReadChecks(kCompare, message); }));
-  CheckReport report;
   std::uint64_t scrambled = 0;
   for (std::size_t rank = 0; rank < checks.size(); ++rank) {
     for (const RankCheck& check : checks[rank]) {
       report.compared += check.compared;
-      if (rank == 0) {
-        report.skipped.insert(report.skipped.end(), check.skipped.begin(), check.skipped.end());
-      }
       scrambled += check.scrambled;
-      if (check.message.empty()) continue;
-      report.message +=
-          fmt::format("{}{}{}{}", report.message.empty() ? "" : "\n",
-                      checks.size() > 1 ? fmt::format("rank {}: ", rank) : "",
-                      check.role.empty() ? "" : fmt::format("[{}] ", check.role), check.message);
+      AddMessage(report.message, check.message,
+                 (checks.size() > 1 ? fmt::format("rank {}: ", rank) : "") +
+                     (check.role.empty() ? "" : fmt::format("[{}] ", check.role)));
     }
   }
   // Who asked for a reset wanted to see it undone by an update; that failed, and noise is no weight.
   if (!report.message.empty() && scrambled > 0) {
     SYNCLINE_ASSIGN(report.put_back, PutBack(message));
   }
-  return report;
+  return {};
 }
 
 Result<CheckReport> Readings::Check(const CheckRequest& request) {
   const CheckMessage message = {.selector = request.selector, .options = request.options};
   CheckReport report;
+  if (request.action != CheckRequest::Action::kSnapshot) {
+    report.skipped = own_.SkippedNames(request.selector, request.options);
+  }
   switch (request.action) {
     case CheckRequest::Action::kSnapshot:
       SYNCLINE_TRY(Snapshot(message));
@@ -255,7 +270,8 @@ Result<CheckReport> Readings::Check(const CheckRequest& request) {
       SYNCLINE_TRY(Reset(message));
       return report;
     case CheckRequest::Action::kCompare:
-      return Compare(message);
+      SYNCLINE_TRY(Compare(message, report));
+      return report;
     case CheckRequest::Action::kChecksum:
       break;
   }

@@ -40,7 +40,7 @@ class Readings {
   base::Status Snapshot(const CheckMessage& message);
   base::Status Reset(const CheckMessage& message);
   base::Result<Checks> ReadChecks(RankMessage kind, const CheckMessage& message);
-  base::Result<CheckReport> Compare(const CheckMessage& message);
+  base::Status Compare(const CheckMessage& message, CheckReport& report);
   base::Result<std::vector<std::string>> PutBack(const CheckMessage& message);
   base::Status Exclusive(const std::function<base::Status()>& work);
 

@@ -202,7 +202,7 @@ Status Updates::Quiesce(bool hold) {
   return {};
 }
 
-// Lets the engine go on, unless something is lost or waits.
+// Lets the engine go on, unless something is lost or waits, or a session is writing in place.
 Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::string>& pending) {
   lost_ = std::move(lost);
   std::optional<std::string> incomplete;
@@ -216,7 +216,9 @@ Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::str
     state.incomplete = incomplete;
     state.pending = pending;
   });
-  Hold hold = Hold::kNone;
+  // A session that may write in place keeps the engine held until its end.
+  const bool writes = state().open && sync_base_ && may_write_.value_or(false);
+  Hold hold = held_ && writes ? Hold::kWait : Hold::kNone;
   if (!pending.empty()) hold = Hold::kWait;
   if (incomplete) hold = Hold::kRefuse;
   if (hold == Hold::kNone && !held_) return {};
@@ -269,16 +271,19 @@ Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
   SYNCLINE_ASSIGN(const bool in_place, MayWriteInPlace());
   const Clock::time_point begin = Clock::now();
   if (in_place) SYNCLINE_TRY(Quiesce(/*hold=*/true));
-  // It replaces everything, also what came in a session that is open.
-  ChangeState([](SessionState& state) {
-    state.loaded = false;
-    state.failure.reset();
-  });
+  const SessionState before = state();
+  const auto undo = [&](const base::Error& error) -> Result<UpdateReport> {
+    if (before.loaded && !before.failure) {
+      ChangeState([&](SessionState& state) {
+        state.failure =
+            "what had come was dropped for an update from disk, which failed: " + error.message;
+      });
+    }
+    SYNCLINE_TRY(DropEverywhere());
+    return std::unexpected(error);
+  };
   const Result<Staged> staged = StageEverywhere(update.path);
-  if (!staged) {
-    if (const Status dropped = DropEverywhere(); !dropped) return std::unexpected(dropped.error());
-    return std::unexpected(staged.error());
-  }
+  if (!staged) return undo(staged.error());
   UpdateReport report = ReportOf(*staged);
   if (report.unchanged) {
     base::Log(base::LogLevel::kWarning,
@@ -289,10 +294,14 @@ Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
   const Status done =
       CommitEverywhere({.flush = update.flush_cache, .label = update.weight_version},
                        /*derive_only=*/false, update.path);
-  if (!done) {
-    if (const Status dropped = DropEverywhere(); !dropped) return std::unexpected(dropped.error());
-    return std::unexpected(done.error());
-  }
+  if (!done) return undo(done.error());
+  // It has replaced everything, also what came in a session that is open, which goes on empty.
+  flush_ = false;
+  ChangeState([&](SessionState& state) {
+    state.loaded = false;
+    state.failure.reset();
+    if (state.weight_version == before.weight_version) state.weight_version.reset();
+  });
   report.apply_seconds = SecondsSince(commit);
   SYNCLINE_TRY(Settle(lost_, {}));
   return report;

@@ -100,11 +100,11 @@ struct RoleChecksums {
 };
 
 struct CheckReport {
-  // Of a compare: what failed, as SGLang words it, each line with "rank R: " before it where there
-  // are several ranks. Empty: all is well.
+  // Of a compare: what failed, as SGLang words it: "check tensor equality failed:", then a line for
+  // each tensor, with "rank R: " before it where there are several ranks. Empty: all is well.
   std::string message;
-  std::uint64_t compared = 0;  // entries over all ranks and runners
-  std::vector<std::string> skipped;
+  std::uint64_t compared = 0;                     // entries over all ranks and runners
+  std::vector<std::string> skipped;               // names that were left out; not of a snapshot
   std::vector<std::string> put_back;              // of a failed compare after a reset
   std::vector<std::vector<RoleChecksums>> ranks;  // of a checksum: by rank, then runner
 };
@@ -178,7 +178,8 @@ class Weights {
   // Reads and checks the whole checkpoint on every rank beside the live weights; all ranks must have
   // read the same version of their hosts' replicas. Then, with no forward running, it becomes live
   // on every rank and runner. A failure before that leaves everything as it was; nothing after it can
-  // fail but the whole group of ranks. What came in a session that is open is dropped.
+  // fail but the whole group of ranks. What came in a session that is open is dropped; the
+  // session goes on empty or, if the update failed, will fail at its end.
   virtual void FromDisk(DiskUpdate update, Updated done) = 0;
 
   // A session: Begin, any number of FromTensors, End. It is one transaction: what comes is made

@@ -11,8 +11,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from payloads import sharing
+from random_models import make
 from safetensors.numpy import load_file, save_file
 from server import ENGINE, Server, eventually
+from trainer import OPTIONS, Cold, Trainer
 
 
 @pytest.fixture(scope="session")
@@ -69,3 +72,122 @@ def other_checkpoint(small_llama: Path, tmp_path: Path) -> Callable[..., Path]:
         return directory
 
     return write
+
+
+class Engines:
+    """Engines that the tests of a module share, by model and options."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[object, ...], tuple[Server, str]] = {}
+
+    def get(self, model: Path, *arguments: object) -> Server:
+        key = (model, *arguments)
+        if key not in self._running:
+            server = Server(model, *arguments)
+            self._running[key] = (server, self._checksum(server))
+        return self._running[key][0]
+
+    def put_back(self, model: Path, *arguments: object) -> None:
+        """Idle, without a session, and with the weights of its start."""
+        server, first = self._running.pop((model, *arguments))
+        try:
+            server.post("/end_weight_update", {"abort": True})
+            server.post("/abort_request", {"abort_all": True})
+            server.post("/continue_generation").ok()
+            body = {"model_path": str(model), "weight_version": "default"}
+            server.post("/update_weights_from_disk", body).ok()
+            eventually(lambda: server.load() == 0, "the engine is idle")
+            assert self._checksum(server) == first
+        except BaseException:
+            server.close()
+            raise
+        self._running[(model, *arguments)] = (server, first)
+
+    def close(self) -> None:
+        for server, _ in self._running.values():
+            server.close()
+
+    @staticmethod
+    def _checksum(server: Server) -> str:
+        return str(server.post("/weights_checker").ok()["per_engine_checksum"])
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Engines]:
+    made = Engines()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def borrow(engines: Engines, small_llama: Path) -> Iterator[Callable[..., Server]]:
+    """Gives an engine of the module's, of the small model or of another `model`; it is put back."""
+    borrowed: dict[tuple[object, ...], None] = {}
+
+    def get(*arguments: object, model: Path | None = None) -> Server:
+        borrowed[(model or small_llama, *arguments)] = None
+        return engines.get(model or small_llama, *arguments)
+
+    yield get
+    for model, *arguments in borrowed:
+        engines.put_back(model, *arguments)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=[1, 2], ids=["tp1", "tp2"])
+def ranks(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def trainer(borrow: Callable[..., Server], ranks: int) -> Trainer:
+    """Of engines of one and of two ranks, with the small model."""
+    return Trainer(borrow("--tp", ranks, *OPTIONS), ranks)
+
+
+@pytest.fixture
+def single(borrow: Callable[..., Server]) -> Trainer:
+    """Of an engine of one rank."""
+    return Trainer(borrow("--tp", 1, *OPTIONS))
+
+
+@pytest.fixture
+def pair(borrow: Callable[..., Server]) -> Trainer:
+    """Of an engine of two ranks."""
+    return Trainer(borrow("--tp", 2, *OPTIONS), 2)
+
+
+@pytest.fixture(scope="session")
+def cold(tmp_path_factory: pytest.TempPathFactory) -> Cold:
+    return Cold(tmp_path_factory.mktemp("cold"))
+
+
+@pytest.fixture
+def by_name() -> Iterator[None]:
+    """Torch shares memory by name, as trainers must whose engine is no child of theirs."""
+    with sharing("file_system"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DeepSeek-V3 in bf16: fused latent projections, experts, and weights that are derived."""
+    path = tmp_path_factory.mktemp("latent") / "model"
+    fields = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 28,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "n_group": 2,
+        "topk_group": 1,
+    }
+    make(path, "DeepseekV3", fields, dtype="bfloat16")
+    return path

@@ -1,0 +1,195 @@
+"""Requests of trainers in any order: each is answered as its description says, and the weights follow.
+
+A model of the rules, in Python, goes beside the engine: what is live, what is open, which label waits.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from trainer import Cold, Trainer, Weights, greedy, load, named, serves, step
+
+pytestmark = pytest.mark.usefixtures("by_name")
+
+NORM = "model.norm.weight"
+
+
+class Rules:
+    """What the engine is to hold and to answer."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.live = dict(weights)
+        self.label = "default"
+        self.session: dict[str, object] | None = None
+        self.came: Weights = {}
+        self.pending: str | None = None
+        self.failed = False
+
+    def open(self, settings: dict[str, object]) -> bool:
+        if self.session is not None and self.session != settings:
+            return False
+        self.session, self.came, self.pending, self.failed = settings, {}, None, False
+        return True
+
+    def update(self, tensors: Weights, label: str | None, good: bool) -> bool:
+        if self.session is None:
+            if good:
+                self.live |= tensors
+                self.label = label or self.label
+            return good
+        if self.failed or not self.session["sync_base"]:
+            return False
+        if not good:
+            self.failed = True
+            return False
+        self.came |= tensors
+        self.pending = label or self.pending
+        return True
+
+    def end(self, abort: bool) -> bool:
+        if self.session is None:
+            return False
+        good = abort or not self.failed
+        if good and not abort:
+            self.live |= self.came
+            self.label = self.pending or self.label
+        self.session, self.came, self.pending, self.failed = None, {}, None, False
+        return good
+
+    def relabel(self, label: str) -> None:
+        if self.session is None:
+            self.label = label
+        else:
+            self.pending = label
+
+    def disk(self, weights: Weights | None, label: str) -> bool:
+        """Replaces all, also what came in a session; if it fails, that is lost."""
+        if weights is None:
+            self.failed = self.failed or bool(self.came)
+            return False
+        self.live, self.label = dict(weights), label
+        self.came, self.pending, self.failed = {}, None, False
+        return True
+
+
+class Play:
+    """Draws requests, sends them, and compares."""
+
+    def __init__(
+        self, trainer: Trainer, rules: Rules, disks: list[tuple[Path, Weights]], seed: int
+    ):
+        self.trainer = trainer
+        self.server = trainer.server
+        self.rules = rules
+        self.disks = disks
+        self.dice = random.Random(seed)
+        self.count = 0
+        self.told: list[str] = []
+
+    def next_label(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    def begin(self) -> bool:
+        settings = self.dice.choice(
+            [{"selector": "all", "sync_base": True}] * 4
+            + [{"selector": "target", "sync_base": True}, {"selector": "all", "sync_base": False}]
+        )
+        reply = self.trainer.begin(**settings)
+        return (reply.status == 200) == self.rules.open(settings)
+
+    def send(self) -> bool:
+        self.count += 1
+        new = named(step(self.rules.live, self.count))
+        tensors = dict(self.dice.sample(new, self.dice.randint(0, len(new))))
+        label = self.next_label() if self.dice.random() < 0.5 else None
+        reply = self.trainer.send(named(tensors), weight_version=label)
+        return (reply.status == 200) == self.rules.update(tensors, label, good=True)
+
+    def send_wrong(self) -> bool:
+        tensors = named(step(self.rules.live, 1))[:5]
+        wrong = self.dice.choice([(NORM, torch.ones(3)), ("no.such.weight", torch.ones(48))])
+        reply = self.trainer.send([*tensors, wrong], weight_version="wrong")
+        return (reply.status == 200) == self.rules.update({}, None, good=False)
+
+    def end(self) -> bool:
+        return (self.trainer.end().status == 200) == self.rules.end(abort=False)
+
+    def abort(self) -> bool:
+        return (self.trainer.end(abort=True).status == 200) == self.rules.end(abort=True)
+
+    def relabel(self) -> bool:
+        label = self.next_label()
+        body = {"new_version": label, "abort_all_requests": False}
+        self.server.post("/update_weight_version", body).ok()
+        self.rules.relabel(label)
+        return True
+
+    def disk(self) -> bool:
+        path, weights = self.dice.choice(self.disks)
+        label = self.next_label()
+        body = {"model_path": str(path), "weight_version": label}
+        reply = self.server.post("/update_weights_from_disk", body)
+        return (reply.status == 200) == self.rules.disk(weights, label)
+
+    def disk_wrong(self) -> bool:
+        body = {"model_path": "/nowhere", "weight_version": "wrong"}
+        reply = self.server.post("/update_weights_from_disk", body)
+        return (reply.status == 200) == self.rules.disk(None, "wrong")
+
+    def generate(self) -> bool:
+        return len(greedy(self.server, 4)) == 4
+
+    def pause(self) -> bool:
+        mode = self.dice.choice(["abort", "retract", "in_place"])
+        return self.server.post("/pause_generation", {"mode": mode}).status == 200
+
+    def resume(self) -> bool:
+        return self.server.post("/continue_generation").status == 200
+
+    def move(self) -> None:
+        move = self.dice.choice(
+            [self.begin] * 4
+            + [self.send] * 8
+            + [self.end] * 4
+            + [
+                self.send_wrong,
+                self.abort,
+                self.relabel,
+                self.disk,
+                self.disk_wrong,
+                self.pause,
+                self.resume,
+            ]
+        )
+        self.told.append(move.__name__)
+        assert move(), f"{self.told}: not as the rules say"
+        session = self.trainer.open()
+        rules = self.rules
+        assert session["open"] == (rules.session is not None), self.told
+        assert session["weight_version_pending"] == rules.pending, self.told
+        assert (session["failure"] is not None) == rules.failed, self.told
+        assert self.trainer.version() == rules.label, self.told
+        if move not in (self.begin, self.relabel):
+            assert serves(self.server, rules.live), self.told
+
+
+@pytest.fixture(scope="module")
+def disks(
+    tmp_path_factory: pytest.TempPathFactory, small_llama: Path, cold: Cold
+) -> list[tuple[Path, Weights]]:
+    made = [step(load(small_llama), seed) for seed in (101, 102)]
+    return [(cold.write(small_llama, weights), weights) for weights in made]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_in_any_order(
+    trainer: Trainer, small_llama: Path, disks: list[tuple[Path, Weights]], seed: int
+) -> None:
+    play = Play(trainer, Rules(load(small_llama)), disks, seed)
+    for _ in range(60):
+        play.move()
+    assert play.resume() and play.generate()
