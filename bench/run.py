@@ -22,6 +22,7 @@ import generation
 import plans
 import replica
 import steps
+import updates
 from lines import Report
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +48,7 @@ def main() -> None:
     plans.run(report)
     allreduce.run(report)
     checker.run(report)
+    updates.run(report, ROOT / "build/bench/scratch")
     report.write(arguments.out)
 
 
