@@ -23,6 +23,7 @@ import plans
 import repack
 import replica
 import steps
+import updates
 from lines import Report
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +50,7 @@ def main() -> None:
     repack.run(report)
     allreduce.run(report)
     checker.run(report)
+    updates.run(report, ROOT / "build/bench/scratch")
     report.write(arguments.out)
 
 
