@@ -12,7 +12,8 @@
 //    was restored the bytes of 1.
 //
 // Prints a JSON list, one object a case: `case`, `bytes`, and GB of these bytes in a second:
-// `repack`, `restore`, `memcpy`, each the median of the rounds, and `plain_repack`, `plain_restore`.
+// `repack`, `restore`, `memcpy`, each the median of the rounds, and `plain_repack`,
+// `plain_restore`.
 #include <fmt/core.h>
 #include <sys/mman.h>
 

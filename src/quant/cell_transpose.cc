@@ -28,6 +28,7 @@ CellTranspose::CellTranspose(std::uint64_t rows, std::uint64_t columns, std::siz
     }
     if (length > 1) AddCycle(first, length);
   }
+  aside_.resize(Tasks() * cell_bytes_);
 }
 
 void CellTranspose::AddCycle(std::uint32_t first, std::uint32_t length) {
@@ -67,24 +68,21 @@ void CellTranspose::Move(std::byte* matrix, const Chain& chain, const std::byte*
   std::memcpy(matrix + to * cell_bytes_, last, cell_bytes_);
 }
 
-void CellTranspose::Run(std::byte* matrix, base::ThreadPool& pool) const {
-  const auto cell = [&](std::uint32_t number) { return matrix + number * cell_bytes_; };
-  std::vector<std::byte> aside(parts_.size() * cell_bytes_);
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    std::memcpy(aside.data() + i * cell_bytes_, cell(parts_[i].first), cell_bytes_);
-  }
-  constexpr std::size_t kCyclesInTask = 64;
-  const std::size_t cycle_tasks = (cycles_.size() + kCyclesInTask - 1) / kCyclesInTask;
-  (void)pool.ParallelFor(parts_.size() + cycle_tasks, [&](std::size_t task) -> base::Status {
+void CellTranspose::Run(std::byte* matrix, base::ThreadPool& pool) {
+  const auto keep = [&](std::size_t task, std::uint32_t cell) {
+    std::byte* const kept = aside_.data() + task * cell_bytes_;
+    std::memcpy(kept, matrix + cell * cell_bytes_, cell_bytes_);
+    return kept;
+  };
+  for (std::size_t i = 0; i < parts_.size(); ++i) keep(i, parts_[i].first);
+  (void)pool.ParallelFor(Tasks(), [&](std::size_t task) -> base::Status {
     if (task < parts_.size()) {
-      Move(matrix, parts_[task], aside.data() + parts_[task].next * cell_bytes_);
+      Move(matrix, parts_[task], aside_.data() + parts_[task].next * cell_bytes_);
       return {};
     }
-    std::vector<std::byte> first(cell_bytes_);
     const std::size_t begin = (task - parts_.size()) * kCyclesInTask;
     for (std::size_t i = begin; i < std::min(begin + kCyclesInTask, cycles_.size()); ++i) {
-      std::memcpy(first.data(), cell(cycles_[i].first), cell_bytes_);
-      Move(matrix, cycles_[i], first.data());
+      Move(matrix, cycles_[i], keep(task, cycles_[i].first));
     }
     return {};
   });

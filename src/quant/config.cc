@@ -24,8 +24,11 @@ constexpr std::string_view kExpression = "re:";
 
 std::string Found(const Json* value) {
   constexpr std::size_t kLongest = 80;
-  const std::string text = value == nullptr ? "missing" : ToText(*value);
-  return text.size() <= kLongest ? text : text.substr(0, kLongest) + "…";
+  std::string text = value == nullptr ? "missing" : ToText(*value);
+  if (text.size() <= kLongest) return text;
+  std::size_t end = kLongest;
+  while (end > 0 && (text[end] & '\xC0') == '\x80') --end;  // no character is cut
+  return text.substr(0, end) + "…";
 }
 
 // An object and where it stands.

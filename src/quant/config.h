@@ -1,4 +1,4 @@
-// `quantization_config` of a checkpoint's config.json: which scheme, and which modules it leaves out.
+// `quantization_config` of a checkpoint's config.json: the scheme, and which modules it leaves out.
 #pragma once
 
 #include <cstdint>

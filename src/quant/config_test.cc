@@ -70,6 +70,11 @@ TEST(QuantConfigTest, WhatIsNotServedIsNamed) {
   };
   refused("{}", ".quant_method is missing, expected fp8 or compressed-tensors");
   refused(R"({"quant_method": "awq"})", R"(.quant_method is "awq", expected fp8 or)");
+  // What was found is cut after 80 bytes, but no character is.
+  const std::string narrow(41, 'x');
+  const std::string eighteen = "éééééééééééééééééé";
+  refused(Fp8(R"(, "ignored_layers": "a)" + narrow + eighteen + eighteen + "\""),
+          ".ignored_layers is \"a" + narrow + eighteen + "…, expected");
   refused("[1]", ".quant_method is missing");
   refused(R"({"quant_method": "fp8"})", ".weight_block_size is missing, expected [128,128]");
   refused(R"({"quant_method": "fp8", "weight_block_size": [64, 128]})",

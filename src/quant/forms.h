@@ -5,8 +5,8 @@
 //   a scale of block-wise fp8 as i32        [rows of the weight, ceil(column blocks / 4)]: four
 //                                           exponents of powers of two in each element, the lowest
 //                                           block in the lowest byte, repeated for each of a
-//                                           block's rows (DeepGEMM's UE8M0); bytes of blocks that do
-//                                           not exist are not looked at
+//                                           block's rows (DeepGEMM's UE8M0); bytes of blocks that
+//                                           do not exist are not looked at
 //   a scale of block-wise fp8 as f8_e8m0    of the same shape: exponents of powers of two
 //
 // What is accepted depends on names and the plan's tensors alone, so all ranks accept the same.

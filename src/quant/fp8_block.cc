@@ -163,8 +163,8 @@ class PackedScales final : public PlainScales {
   }
 
   // The scales are few (a block has 128 rows), so they are copied out of their slot, which the
-  // packed ones then take. Tasks are the blocks of one strip and one word: they write words of their
-  // own.
+  // packed ones then take. Tasks are the blocks of one strip and one word: they write words of
+  // their own.
   void Process(const Matrix& matrix, MutableSlotViews slots,
                base::ThreadPool& pool) const override {
     const Sizes sizes(matrix);

@@ -23,8 +23,8 @@ HWY_INLINE hn::Vec<D> Decode(D d, const std::uint8_t* e4m3) {
   const auto all = hn::PromoteTo(bits, hn::LoadU(bytes, e4m3));
   const auto magnitude = hn::And(all, hn::Set(bits, 0x7F));
   const auto sign = hn::ShiftLeft<24>(hn::And(all, hn::Set(bits, 0x80)));
-  // The exponents of e4m3 and float differ by 120. Of a subnormal the bits are taken as the mantissa
-  // of a number that is 2^-6 too large.
+  // The exponents of e4m3 and float differ by 120. Of a subnormal the bits are taken as the
+  // mantissa of a number that is 2^-6 too large.
   const auto wide = hn::ShiftLeft<20>(magnitude);
   const auto normal = hn::BitCast(d, hn::Add(wide, hn::Set(bits, 120U << 23)));
   const auto subnormal =

@@ -6,8 +6,8 @@
 //
 // 1. Within the 8 bytes of one row the high nibble of byte t and the low one of byte t + 4 change
 //    places. Then byte t is (2t, 2t+8), and byte t + 4 is (2t+1, 2t+9).
-// 2. What is left moves whole bytes: byte t of a, byte t of b, byte t + 4 of a, byte t + 4 of b make
-//    a word, and the words of j = 0 … 3 follow one another.
+// 2. What is left moves whole bytes: byte t of a, byte t of b, byte t + 4 of a, byte t + 4 of b
+//    make a word, and the words of j = 0 … 3 follow one another.
 // Step 1 is its own inverse.
 #include "quant/marlin_tiles.h"
 

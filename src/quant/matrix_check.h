@@ -6,8 +6,8 @@
 
 namespace syncline::quant {
 
-// kInvalidArgument where a dimension is zero, or the elements are so many that bytes of a slot could
-// not be counted. Otherwise sizes of slots can be computed without overflow.
+// kInvalidArgument where a dimension is zero, or the elements are so many that bytes of a slot
+// could not be counted. Otherwise sizes of slots can be computed without overflow.
 base::Status CheckMatrix(const Matrix& matrix);
 
 }  // namespace syncline::quant

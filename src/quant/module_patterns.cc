@@ -37,8 +37,9 @@ base::Result<std::shared_ptr<const ModulePatterns>> ModulePatterns::Compile(
   for (const std::string& pattern : patterns) {
     if (pattern.size() > kLongest) {
       return base::Fail(base::Code::kIncompatible,
-                        fmt::format("the pattern \"{}…\" has {} characters, expected at most {}",
-                                    pattern.substr(0, 60), pattern.size(), kLongest));
+                        fmt::format("a pattern of module names has {} characters, expected at "
+                                    "most {}",
+                                    pattern.size(), kLongest));
     }
     try {
       all.emplace_back(pattern, kGrammar);

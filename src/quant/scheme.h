@@ -1,9 +1,10 @@
 // A scheme: how quantised weights lie in memory, as they are loaded and as the forward pass reads
 // them.
 //
-// The parameters of one matrix (its weight and its scales) are a unit: they have a load layout, that
-// of the plan (layout/plan.h), which checkpoint tensors are written into, and a runtime layout, which
-// the kernels read. Both lie in the same slots, so no address ever moves and there is no second copy.
+// The parameters of one matrix (its weight and its scales) are a unit: they have a load layout,
+// that of the plan (layout/plan.h), which checkpoint tensors are written into, and a runtime
+// layout, which the kernels read. Both lie in the same slots, so no address ever moves and there is
+// no second copy.
 //
 //              Process
 //   load  ────────────────▶  runtime
@@ -58,15 +59,16 @@ struct Slot {
   bool columns_first = false;
 };
 
-// Memory of the slots of one unit, in the order of Slots(): each has the larger of the bytes of both
-// layouts, and is aligned to 16 bytes. What stands behind the bytes of a layout has no meaning.
+// Memory of the slots of one unit, in the order of Slots(): each has the larger of the bytes of
+// both layouts, and is aligned to 16 bytes. What stands behind the bytes of a layout has no
+// meaning.
 using SlotViews = std::span<const base::ByteSpan>;
 using MutableSlotViews = std::span<const base::MutableByteSpan>;
 
 enum class Layout : std::uint8_t { kLoad, kRuntime };
 
-// Immutable, thread-safe. No method fails: what can be wrong with a matrix Check says, and any bytes
-// are fine (a value that makes no sense stays one).
+// Immutable, thread-safe. No method fails: what can be wrong with a matrix Check says, and any
+// bytes are fine (a value that makes no sense stays one).
 class Scheme {
  public:
   virtual ~Scheme() = default;
@@ -81,6 +83,7 @@ class Scheme {
   // Is Process exact for every value? If not (it rounds), an export gives the rounded values.
   virtual bool Exact() const = 0;
 
+  // Both take the memory that they need before they change anything.
   virtual void Process(const Matrix& matrix, MutableSlotViews slots,
                        base::ThreadPool& pool) const = 0;
   virtual void Restore(const Matrix& matrix, MutableSlotViews slots,

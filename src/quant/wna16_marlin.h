@@ -11,9 +11,9 @@
 // checkpoints, not SGLang's (which transposes each tensor as it loads it).
 //
 // The runtime layout of a matrix q[K, N]:
-//   weight   in chunks of 64 columns of N. Row kt of the result holds for each chunk the 1024 values
-//            of K rows 16kt to 16kt + 15: out[x] = in[P[x]], where in[nt * 256 + r * 16 + c] is
-//            q[16kt + r, 64 * chunk + 16nt + c], and P = for i < 32, for nt < 4: 256nt +
+//   weight   in chunks of 64 columns of N. Row kt of the result holds for each chunk the 1024
+//            values of K rows 16kt to 16kt + 15: out[x] = in[P[x]], where in[nt * 256 + r * 16 + c]
+//            is q[16kt + r, 64 * chunk + 16nt + c], and P = for i < 32, for nt < 4: 256nt +
 //            (16 * row + i / 4 + 8 * half) for (row, half) = (s, 0) (s + 8, 0) (s, 1) (s + 8, 1)
 //            (s + 1, 0) (s + 9, 0) (s + 1, 1) (s + 9, 1) with s = 2 * (i % 4). Eight values make a
 //            word, the first in its lowest nibble.
@@ -21,7 +21,7 @@
 //            out[8i + t] = in[2i + {0, 1, 8, 9, 16, 17, 24, 25}[t]].
 //
 // Both directions are exact and work in the slots. Besides these they take 32 * K bytes a thread,
-// some hundred times 512 bytes, and a copy of one matrix's scales.
+// a copy of one matrix's scales, half a megabyte, and a fiftieth of one matrix at most.
 //
 // Source: the repacking of GPTQ and AWQ weights for Marlin, as SGLang and vLLM do it.
 #pragma once
@@ -34,8 +34,8 @@
 namespace syncline::quant {
 
 // group: columns that share a scale; 0: all of a row. Check asks for columns that are a multiple of
-// 16 and of the group, rows (of all parts together) that are a multiple of 64, and a group that is a
-// multiple of 8.
+// 16 and of the group, rows (of all parts together) that are a multiple of 64, and a group that is
+// a multiple of 8.
 std::shared_ptr<const Scheme> Wna16Marlin(std::uint64_t group);
 
 }  // namespace syncline::quant

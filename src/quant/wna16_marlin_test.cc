@@ -231,7 +231,7 @@ TEST(CellTransposeTest, AnyShape) {
   // Squares have cycles of two only; the others also one that is cut into chains.
   for (const auto& [rows, columns] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
            {1, 1}, {1, 9}, {9, 1}, {2, 3}, {40, 40}, {64, 257}, {896, 512}, {77, 1201}}) {
-    const CellTranspose transpose(rows, columns, sizeof(std::uint64_t));
+    CellTranspose transpose(rows, columns, sizeof(std::uint64_t));
     std::vector<std::uint64_t> cells(rows * columns);
     std::iota(cells.begin(), cells.end(), std::uint64_t{0});
     std::vector<std::uint64_t> expected(cells.size());
