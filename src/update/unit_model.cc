@@ -177,11 +177,14 @@ UnitModel::Weights UnitModel::RandomWeights(std::uint64_t seed) const {
         bytes[i] = std::byte{1};
       }
     }
-    if (!spec.name.ends_with("_scale_inv")) continue;
+    if (!spec.name.contains(".weight_scale")) continue;
     // Positive scales as trainers make them.
-    for (std::size_t i = 0; i < bytes.size(); i += sizeof(float)) {
+    for (std::size_t i = 0; i < bytes.size(); i += tensor::Bits(spec.dtype) / 8) {
       const float scale = std::uniform_real_distribution<float>(1e-4F, 1e-2F)(random);
-      std::memcpy(bytes.data() + i, &scale, sizeof(scale));
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, &scale, sizeof(bits));
+      if (spec.dtype == Dtype::kBF16) bits >>= 16;
+      std::memcpy(bytes.data() + i, &bits, tensor::Bits(spec.dtype) / 8);
     }
   }
   return weights;
