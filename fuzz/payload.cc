@@ -44,6 +44,7 @@ class Sender {
     Held(Sender& sender, std::uint64_t bytes) : sender_(sender), bytes_(bytes) { ++sender_.held_; }
     ~Held() override { --sender_.held_; }
     base::ByteSpan bytes() const override { return base::ByteSpan(sender_.content_).first(bytes_); }
+    base::Status Intact() const override { return {}; }
 
    private:
     Sender& sender_;

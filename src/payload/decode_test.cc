@@ -53,6 +53,7 @@ class Sender {
     Held(Sender& sender, base::ByteSpan bytes) : sender_(&sender), bytes_(bytes) {}
     ~Held() override { --sender_->held; }
     base::ByteSpan bytes() const override { return bytes_; }
+    base::Status Intact() const override { return {}; }
 
    private:
     Sender* sender_;

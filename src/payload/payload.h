@@ -48,6 +48,9 @@ class Batch {
  public:
   virtual ~Batch() = default;
   virtual const std::vector<NamedTensor>& tensors() const = 0;
+  // To be asked when everything has been read: kCorrupt if a sender took memory away meanwhile, so
+  // that some of it was read as zeros.
+  virtual base::Status Intact() const = 0;
 };
 
 // `message` must outlive the batch: tensors may point into it. `rank`: whose inner bytes count in

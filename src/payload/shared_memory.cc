@@ -8,8 +8,10 @@
 
 #include <atomic>
 #include <cerrno>
+#include <optional>
 
 #include "payload/classes.h"
+#include "payload/watched_range.h"
 
 namespace syncline::payload {
 namespace {
@@ -22,17 +24,24 @@ constexpr std::uint64_t kHeaderBytes = 64;
 class SharedMemory final : public Memory {
  public:
   SharedMemory(std::string name, std::byte* start, std::size_t size)
-      : name_(std::move(name)), start_(start), size_(size) {}
+      : name_(std::move(name)), start_(start), size_(size), watched_(std::in_place, start, size) {}
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   ~SharedMemory() override {
     if (CountDown()) ::shm_unlink(name_.c_str());
+    watched_.reset();
     ::munmap(start_, size_);
   }
 
   base::ByteSpan bytes() const override {
     return base::ByteSpan(start_, size_).subspan(kHeaderBytes);
+  }
+
+  base::Status Intact() const override {
+    if (!watched_->broken()) return {};
+    return Fail(Code::kCorrupt,
+                fmt::format("shared memory {} became smaller while it was read", name_));
   }
 
  private:
@@ -48,6 +57,7 @@ class SharedMemory final : public Memory {
   std::string name_;
   std::byte* start_;
   std::size_t size_;
+  std::optional<WatchedRange> watched_;
 };
 
 struct Descriptor {

@@ -16,8 +16,8 @@
 //
 // Only names that torch gives are opened. Those who can send payloads can name, and by many
 // payloads remove, any such object that this user may open: it is the trust between the processes
-// of one user that torch itself works with. A sender that makes an object smaller while it is in
-// use ends this process, as with any mapped file.
+// of one user that torch itself works with. Where a sender makes an object smaller while it is in
+// use, what is gone reads as zeros, and Intact() says so afterwards.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +36,8 @@ class Memory {
  public:
   virtual ~Memory() = default;
   virtual base::ByteSpan bytes() const = 0;
+  // Was everything there that has been read so far? kCorrupt.
+  virtual base::Status Intact() const = 0;
 };
 
 // "/torch_PID_RANDOM_N" with decimal numbers, and nothing else.

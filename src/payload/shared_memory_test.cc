@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
@@ -133,6 +134,29 @@ TEST(SharedMemory, RefusesMoreThanThereIs) {
   EXPECT_EQ(sender.count(), 2);
   ASSERT_EQ(::truncate(("/dev/shm" + sender.name()).c_str(), 63), 0);
   EXPECT_ERROR(OpenSharedMemory(sender.name(), 0), Code::kInvalidArgument, "has 63 bytes");
+}
+
+// Nothing that a sender does ends the process.
+TEST(SharedMemory, WhatIsTakenAwayReadsAsZerosAndIsSaid) {
+  const std::string data(40'000, 'x');
+  const Sender sender(2, data);
+  const auto memory = OpenSharedMemory(sender.name(), data.size());
+  ASSERT_OK(memory);
+  EXPECT_OK((*memory)->Intact());
+  ASSERT_EQ(::truncate(("/dev/shm" + sender.name()).c_str(), 4096), 0);
+  const base::ByteSpan bytes = (*memory)->bytes();
+  EXPECT_EQ(bytes[100], std::byte{'x'});
+  EXPECT_OK((*memory)->Intact());
+  EXPECT_EQ(bytes[20'000], std::byte{0});
+  EXPECT_EQ(bytes[39'999], std::byte{0});
+  EXPECT_ERROR((*memory)->Intact(), Code::kCorrupt, sender.name() + " became smaller");
+}
+
+TEST(SharedMemory, OtherBusErrorsAreNotHeldUp) {
+  const std::string data(10, 'x');
+  const Sender sender(2, data);
+  ASSERT_OK(OpenSharedMemory(sender.name(), data.size()));  // the handler is there
+  EXPECT_EXIT(std::raise(SIGBUS), testing::KilledBySignal(SIGBUS), "");
 }
 
 TEST(SharedMemory, HoldsNoDescriptor) {

@@ -18,6 +18,10 @@ class TensorBatch final : public Batch {
   explicit TensorBatch(std::uint64_t may_expand) : may_pack_(may_expand) {}
 
   const std::vector<NamedTensor>& tensors() const override { return tensors_; }
+  base::Status Intact() const override {
+    for (const std::unique_ptr<Memory>& memory : memories_) SYNCLINE_TRY(memory->Intact());
+    return {};
+  }
 
   // Takes the memory and keeps it there for as long as the batch lives.
   void Keep(Storages& storages);

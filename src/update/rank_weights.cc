@@ -261,6 +261,7 @@ Result<Staged> RankWeights::Receive(Selector selector, payload::Format format, b
     SYNCLINE_TRY(selected[i]->transaction.Write(arrivals, claims[i], staging_pool_));
     staged.in_place = staged.in_place || selected[i]->transaction.writes_in_place();
   }
+  SYNCLINE_TRY(batch->Intact());
   return staged;
 }
 
