@@ -6,11 +6,12 @@ A model of the rules, in Python, goes beside the engine: what is live, what is o
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from server import Background
+from server import Background, Reply
 from trainer import Cold, Trainer, Weights, greedy, load, named, serves, state, step
 
 pytestmark = pytest.mark.usefixtures("by_name")
@@ -209,7 +210,7 @@ def test_clients_that_know_nothing_of_each_other(
         mine = Trainer(server, trainer.ranks)
         body = {"model_path": str(disks[client % 2][0]), "weight_version": f"disk {client}"}
         for _ in range(25):
-            call = dice.choice(
+            call: Callable[[], Reply] = dice.choice(
                 [
                     lambda: mine.begin(),
                     lambda: mine.end(),

@@ -161,11 +161,11 @@ def test_br46_safetensors_that_lie(single: Trainer, small_llama: Path) -> None:
     before, held = state(single.server), resident(single.server)
     good = base64.b64decode(safetensors(named(load(small_llama))))
 
-    def file(entry: dict[str, object], data: bytes = b"") -> bytes:
+    def file(entry: dict[str, Any], data: bytes = b"") -> bytes:
         text = json.dumps({NORM: entry}).encode()
         return len(text).to_bytes(8, "little") + text + data
 
-    wrong = {"dtype": "F32", "shape": [48], "data_offsets": [0, 192]}
+    wrong: dict[str, Any] = {"dtype": "F32", "shape": [48], "data_offsets": [0, 192]}
     for data in (
         b"",
         good[:7],
