@@ -6,15 +6,18 @@ A model of the rules, in Python, goes beside the engine: what is live, what is o
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from trainer import Cold, Trainer, Weights, greedy, load, named, serves, step
+from server import Background, Reply
+from trainer import Cold, Trainer, Weights, greedy, load, named, serves, state, step
 
 pytestmark = pytest.mark.usefixtures("by_name")
 
 NORM = "model.norm.weight"
+SHORT = {"max_new_tokens": 8, "ignore_eos": True}
 
 
 class Rules:
@@ -193,3 +196,39 @@ def test_requests_in_any_order(
     for _ in range(60):
         play.move()
     assert play.resume() and play.generate()
+
+
+def test_clients_that_know_nothing_of_each_other(
+    trainer: Trainer, cold: Cold, small_llama: Path, disks: list[tuple[Path, Weights]]
+) -> None:
+    """No answer but a success or a refusal, and no mix: what is live is one of what was sent whole."""
+    versions = [step(load(small_llama), seed) for seed in range(4)]
+    server = trainer.server
+
+    def play(client: int) -> None:
+        dice = random.Random(client)
+        mine = Trainer(server, trainer.ranks)
+        body = {"model_path": str(disks[client % 2][0]), "weight_version": f"disk {client}"}
+        for _ in range(25):
+            call: Callable[[], Reply] = dice.choice(
+                [
+                    lambda: mine.begin(),
+                    lambda: mine.end(),
+                    lambda: mine.end(abort=True),
+                    lambda: mine.send(named(versions[client]), weight_version=str(client)),
+                    lambda: server.post("/update_weights_from_disk", body),
+                    lambda: server.post("/generate", {"input_ids": [1], "sampling_params": SHORT}),
+                    lambda: mine.check("checksum"),
+                ]
+            )
+            assert call().status in (200, 400)
+
+    calls = [Background(play, client) for client in range(4)]
+    for done in calls:
+        done.result()
+    trainer.end(abort=True)
+    known = [load(small_llama), *versions, *(weights for _, weights in disks)]
+    assert state(server) in [cold(small_llama, each, "--tp", trainer.ranks) for each in known]
+    trainer.session(named(versions[0]), "last")
+    assert serves(server, versions[0])
+    assert trainer.version() == "last"

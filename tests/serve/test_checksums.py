@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -21,18 +22,22 @@ pytestmark = pytest.mark.usefixtures("by_name")
 
 NORM = "model.norm.weight"
 
+Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
 
-def finish(x: np.ndarray) -> np.ndarray:
+
+def finish(x: Words) -> Words:
     """Murmur3's last step of 32-bit words."""
     x = x ^ (x >> np.uint32(16))
     x = x * np.uint32(0x85EBCA6B)
     x = x ^ (x >> np.uint32(13))
     x = x * np.uint32(0xC2B2AE35)
-    return x ^ (x >> np.uint32(16))
+    mixed: Words = x ^ (x >> np.uint32(16))
+    return mixed
 
 
-def rotated(x: np.ndarray, by: int) -> np.ndarray:
-    return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
+def rotated(x: Words, by: int) -> Words:
+    turned: Words = (x << np.uint32(by)) | (x >> np.uint32(32 - by))
+    return turned
 
 
 def device_hash(data: bytes) -> str:

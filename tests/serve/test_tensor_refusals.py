@@ -161,11 +161,11 @@ def test_br46_safetensors_that_lie(single: Trainer, small_llama: Path) -> None:
     before, held = state(single.server), resident(single.server)
     good = base64.b64decode(safetensors(named(load(small_llama))))
 
-    def file(entry: dict[str, object], data: bytes = b"") -> bytes:
+    def file(entry: dict[str, Any], data: bytes = b"") -> bytes:
         text = json.dumps({NORM: entry}).encode()
         return len(text).to_bytes(8, "little") + text + data
 
-    wrong = {"dtype": "F32", "shape": [48], "data_offsets": [0, 192]}
+    wrong: dict[str, Any] = {"dtype": "F32", "shape": [48], "data_offsets": [0, 192]}
     for data in (
         b"",
         good[:7],
@@ -253,3 +253,21 @@ def test_only_names_that_torch_gives_are_opened(single: Trainer) -> None:
     finally:
         other.unlink()
     assert state(single.server) == before
+
+
+def test_br37_one_rank_fails(pair: Trainer, small_llama: Path) -> None:
+    """All answer with the fault of that one, at once, and none has changed."""
+    before = state(pair.server)
+    new = named(step(load(small_llama), 1))
+    wrong = {
+        "no.such.weight": [*new, ("no.such.weight", torch.ones(3))],
+        NORM: [*new[:-1], (NORM, torch.ones(3))],
+        "is not one of the classes": Bomb(exec, "1"),
+    }
+    for text, content in wrong.items():
+        for rank in (0, 1):
+            payloads = [encode(content if at == rank else new) for at in (0, 1)]
+            failure(pair.post(payloads), f"rank {rank}", text)
+            assert state(pair.server) == before
+    pair.send(new).ok()
+    assert serves(pair.server, dict(new))

@@ -46,9 +46,6 @@ FUSED_QUERY = "model.layers.0.self_attn.qkv_proj.weight"
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 
-# ---- forms ----
-
-
 @pytest.fixture(params=FORMS)
 def send(request: pytest.FixtureRequest) -> Callable[[Trainer, Named], Reply]:
     return FORMS[request.param]
