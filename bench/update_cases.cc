@@ -60,6 +60,30 @@ Result<std::vector<std::byte>> MakeMessage(std::vector<checkpoint::TensorSpec> s
   return message;
 }
 
+// The head of another file with 8 spaces more, so that its data begins 8 bytes after a multiple of 64.
+std::string ShiftedHead(std::string head) {
+  head += std::string(8, ' ');
+  base::Store(reinterpret_cast<std::byte*>(head.data()), std::uint64_t{head.size() - 8});
+  return head;
+}
+
+Status WriteShifted(const layout::Plan& plan, const Weights& weights, const std::string& path) {
+  std::vector<checkpoint::TensorSpec> specs;
+  for (const layout::TensorSpec& tensor : plan.tensors()) {
+    specs.push_back({tensor.name, tensor.dtype, tensor.shape});
+  }
+  SYNCLINE_ASSIGN(const checkpoint::SafetensorsLayout layout,
+                  checkpoint::LayOutSafetensors(std::move(specs), {}, checkpoint::kLoadAlignment));
+  const std::string head = ShiftedHead(layout.head);
+  SYNCLINE_ASSIGN(const auto file, base::FileSystem::Posix().Open(path, base::OpenMode::kCreate));
+  SYNCLINE_TRY(file->WriteAt(base::AsBytes(head), 0));
+  for (const checkpoint::TensorInfo& info : layout.header.tensors) {
+    const base::ByteSpan bytes = weights.tensors[plan.FindTensor(info.name)];
+    SYNCLINE_TRY(file->WriteAt(bytes, info.offset + head.size() - layout.head.size()));
+  }
+  return file->Sync();
+}
+
 }  // namespace
 
 BareModel::BareModel(layout::Plan plan, model::Parameters parameters)
@@ -144,9 +168,10 @@ Result<Weights> MakeWeights(const layout::Plan& plan, std::uint64_t seed,
 }
 
 Status WriteCheckpoint(const layout::Plan& plan, const Weights& weights,
-                       const std::string& directory) {
+                       const std::string& directory, bool aligned) {
   base::FileSystem& files = base::FileSystem::Posix();
   SYNCLINE_TRY(files.MakeDirectories(directory));
+  if (!aligned) return WriteShifted(plan, weights, base::JoinPath(directory, "model.safetensors"));
   std::vector<tensor::TensorView> views;
   for (const layout::TensorSpec& tensor : plan.tensors()) {
     views.push_back({tensor.name, tensor.dtype, tensor.shape, weights.tensors[views.size()]});

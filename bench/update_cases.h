@@ -53,9 +53,10 @@ struct Weights {
 base::Result<Weights> MakeWeights(const layout::Plan& plan, std::uint64_t seed,
                                   std::uint64_t message_bytes, std::size_t message_tensors);
 
-// As a checkpoint in that directory, which is made, on the device when this returns.
+// As a checkpoint in that directory, which is made, on the device when this returns. Not `aligned`:
+// the data begins 8 bytes after a multiple of 64, as most often in files that others write.
 base::Status WriteCheckpoint(const layout::Plan& plan, const Weights& weights,
-                             const std::string& directory);
+                             const std::string& directory, bool aligned);
 
 // kChecksumMismatch names a tensor that is not live with these bytes.
 base::Status CheckLive(BareModel& model, const Weights& weights);

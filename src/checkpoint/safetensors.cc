@@ -194,8 +194,8 @@ std::uint64_t MetadataBytesBound(std::string_view key, std::string_view value) {
   return kEscaped * (key.size() + value.size()) + kQuotes;
 }
 
-Result<SafetensorsLayout> LayOutSafetensors(std::vector<TensorSpec> specs,
-                                            const Metadata& metadata) {
+Result<SafetensorsLayout> LayOutSafetensors(std::vector<TensorSpec> specs, const Metadata& metadata,
+                                            std::size_t alignment) {
   std::ranges::sort(specs, [](const TensorSpec& a, const TensorSpec& b) {
     if (Bits(a.dtype) != Bits(b.dtype)) return Bits(a.dtype) > Bits(b.dtype);
     return a.name < b.name;
@@ -233,7 +233,7 @@ Result<SafetensorsLayout> LayOutSafetensors(std::vector<TensorSpec> specs,
     return Fail(Code::kInvalidArgument, fmt::format("two tensors have the name {}", *twice));
   }
   std::string text = ToText(Json(std::move(members)));
-  text.append((8 - text.size() % 8) % 8, ' ');
+  text.append(alignment - 1 - (kLengthBytes + text.size() + alignment - 1) % alignment, ' ');
   if (text.size() > kMaxHeaderBytes) {
     return Fail(Code::kLimitExceeded,
                 fmt::format("a safetensors header of {} bytes, more than the limit of {}; use more "

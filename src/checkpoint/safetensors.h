@@ -61,14 +61,23 @@ std::uint64_t HeaderBytesBound(const std::string& name, std::size_t rank);
 std::uint64_t MetadataBytesBound(std::string_view key, std::string_view value);
 
 struct SafetensorsLayout {
-  std::string head;  // length field and header, padded so that the data starts at a multiple of 8
+  std::string head;  // length field and header, padded so that the data starts aligned
   SafetensorsHeader header;
 };
 
-// Where everything goes in a new file: by falling dtype size, then by name. kInvalidArgument for a
-// name held twice or reserved, kLimitExceeded for a header above kMaxHeaderBytes.
+// What others write, and the least that they expect.
+inline constexpr std::size_t kDataAlignment = 8;
+// Of files that engines load. Tensors' sizes are mostly multiples of it too, and a processor that
+// copies a file's pages to where weights lie, which is aligned, is up to 1.5 times as fast where both
+// are alike.
+inline constexpr std::size_t kLoadAlignment = 64;
+
+// Where everything goes in a new file: by falling dtype size, then by name. The data starts at a
+// multiple of `alignment`. kInvalidArgument for a name held twice or reserved, kLimitExceeded for a
+// header above kMaxHeaderBytes.
 base::Result<SafetensorsLayout> LayOutSafetensors(std::vector<TensorSpec> tensors,
-                                                  const Metadata& metadata);
+                                                  const Metadata& metadata,
+                                                  std::size_t alignment = kDataAlignment);
 
 // A file that is written aside as `path`.tmp at its full size and takes its name at Commit().
 // WriteAt may be called from several threads for different ranges. Without Commit the file aside is

@@ -134,9 +134,13 @@ RC_GTEST_PROP(SafetensorsTest, WhatIsLaidOutIsReadBack, ()) {
     RC_PRE(tensor::ByteCount(spec.dtype, spec.shape).has_value());
     specs.push_back(std::move(spec));
   }
-  const auto layout = LayOutSafetensors(specs, {{"format", "pt"}});
+  const auto alignment = *rc::gen::elementOf(std::vector{kDataAlignment, kLoadAlignment});
+  const auto layout = LayOutSafetensors(specs, {{"format", "pt"}}, alignment);
   RC_ASSERT(layout.has_value());
-  RC_ASSERT(layout->head.size() % 8 == 0U);
+  RC_ASSERT(layout->head.size() % alignment == 0U);
+  // No more than it takes.
+  const std::string_view head = layout->head;
+  RC_ASSERT(head.size() - head.find_last_not_of(' ') <= alignment);
   const auto read =
       ParseSafetensorsHeader(std::string_view(layout->head).substr(8), layout->header.file_bytes);
   RC_ASSERT(read.has_value());

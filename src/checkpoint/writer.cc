@@ -78,7 +78,7 @@ Result<std::vector<Part>> LayOut(base::FileSystem& files, const std::string& dir
       numbers.emplace(specs.back().name, number);
     }
     SYNCLINE_ASSIGN(SafetensorsLayout layout,
-                    LayOutSafetensors(std::move(specs), {{"format", "pt"}}));
+                    LayOutSafetensors(std::move(specs), {{"format", "pt"}}, kLoadAlignment));
     for (const TensorInfo& info : layout.header.tensors) {
       const std::size_t number = numbers.at(info.name);
       for (std::uint64_t done = 0; done < info.bytes; done += kPartBytes) {

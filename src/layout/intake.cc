@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
+#include <optional>
 #include <unordered_map>
 
+#include "base/stream_copy.h"
 #include "layout/known_names.h"
 #include "layout/pieces.h"
+#include "layout/runs.h"
 #include "layout/tensor_names.h"
 
 namespace syncline::layout {
@@ -19,6 +21,8 @@ using base::Result;
 using base::Status;
 
 constexpr std::size_t kNamesShown = 5;
+// What a thread writes at a time: small enough to share out a large tensor.
+constexpr std::uint64_t kWriteBytes = 2 << 20;
 
 // "k of the fused parameter qkv", or only the tensor.
 std::string WaitingText(const Plan& plan, std::size_t tensor) {
@@ -147,11 +151,38 @@ std::vector<std::size_t> Intake::Targets(std::span<const Claim> claims) const {
   return parameters;
 }
 
+struct Intake::Job {
+  std::size_t arrival = 0;
+  // A part of it; without runs all of it.
+  std::optional<Runs> runs;
+  std::byte* to = nullptr;
+};
+
+// A large tensor is shared out.
+void Intake::AddJobs(std::size_t number, const Arrival& arrival, const Claim& claim,
+                     std::vector<Job>& jobs) const {
+  if (claim.other_form || arrival.bytes.size() <= 2 * kWriteBytes) {
+    jobs.push_back({.arrival = number, .runs = std::nullopt});
+    return;
+  }
+  const auto add = [&](const Runs& runs, std::size_t parameter) {
+    for (Runs& part : CutRuns(runs, kWriteBytes)) {
+      jobs.push_back({number, std::move(part), parameters_[parameter].data()});
+    }
+  };
+  if (claim.kind == Claim::Kind::kParameter) {
+    return add({.run = arrival.bytes.size(), .loops = {}}, claim.index);
+  }
+  for (const Piece& piece : plan_.PiecesOf(claim.index)) {
+    add(FindRuns(arrival.dtype, {arrival.shape, piece.source},
+                 {plan_.parameters()[piece.parameter].shape, piece.destination}),
+        piece.parameter);
+  }
+}
+
 Status Intake::WriteOne(const Arrival& arrival, const Claim& claim) const {
   if (claim.kind == Claim::Kind::kParameter) {
-    if (!arrival.bytes.empty()) {
-      std::memcpy(parameters_[claim.index].data(), arrival.bytes.data(), arrival.bytes.size());
-    }
+    base::StreamCopy(parameters_[claim.index].data(), arrival.bytes.data(), arrival.bytes.size());
     return {};
   }
   if (!claim.other_form) {
@@ -207,7 +238,7 @@ void Intake::NoteAll() {
 // A tensor that has come under its other name is compared with that, the others are written.
 Status Intake::Write(std::span<const Arrival> message, std::span<const Claim> claims,
                      base::ThreadPool& pool) {
-  std::vector<std::size_t> writes;
+  std::vector<Job> jobs;
   std::vector<std::size_t> twins;
   for (std::size_t i = 0; i < message.size(); ++i) {
     const Claim& claim = claims[i];
@@ -216,12 +247,16 @@ Status Intake::Write(std::span<const Arrival> message, std::span<const Claim> cl
     if (other_name) {
       twins.push_back(i);
     } else if (IsTensor(claim) || claim.kind == Claim::Kind::kParameter) {
-      writes.push_back(i);
+      AddJobs(i, message[i], claim, jobs);
     }
     Note(message[i], claim);
   }
-  SYNCLINE_TRY(pool.ParallelFor(writes.size(), [&](std::size_t i) {
-    return WriteOne(message[writes[i]], claims[writes[i]]);
+  SYNCLINE_TRY(pool.ParallelFor(jobs.size(), [&](std::size_t i) -> Status {
+    const Job& job = jobs[i];
+    const Arrival& arrival = message[job.arrival];
+    if (!job.runs) return WriteOne(arrival, claims[job.arrival]);
+    StreamRuns(*job.runs, arrival.bytes.data(), job.to);
+    return {};
   }));
   for (const std::size_t i : twins) SYNCLINE_TRY(CompareTwin(message[i], claims[i]));
   return {};

@@ -101,7 +101,11 @@ class Intake {
   const IntakeReport& report() const { return report_; }
 
  private:
+  struct Job;
+
   base::Result<Claim> FindOne(const Arrival& arrival) const;
+  void AddJobs(std::size_t number, const Arrival& arrival, const Claim& claim,
+               std::vector<Job>& jobs) const;
   base::Status WriteOne(const Arrival& arrival, const Claim& claim) const;
   base::Status CompareTwin(const Arrival& arrival, const Claim& claim) const;
   void Note(const Arrival& arrival, const Claim& claim);

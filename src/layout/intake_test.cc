@@ -98,6 +98,42 @@ class IntakeTest : public testing::Test {
   std::vector<base::MutableByteSpan> spans_;
 };
 
+// Threads share out what is large: in one run, in many, and as a whole parameter.
+TEST(IntakeLargeTest, LargeTensorsAreWrittenInParts) {
+  constexpr std::uint64_t kRows = 3000;
+  constexpr std::uint64_t kColumns = 2000;
+  PlanBuilder builder;
+  const std::size_t half = builder.AddParameter({"half", Dtype::kU8, {kRows, kColumns}});
+  const std::vector<std::uint64_t> shape = {kRows, 2 * kColumns};
+  builder.AddPiece({.tensor = builder.AddTensor({"sliced", Dtype::kU8, shape}),
+                    .parameter = half,
+                    .source = {{0, kColumns}, {kRows, 2 * kColumns}},
+                    .destination = WholeBox(std::vector<std::uint64_t>{kRows, kColumns})});
+  builder.AddWhole("whole", "whole", Dtype::kU8, {kRows, kColumns});
+  ASSERT_OK_AND_ASSIGN(const Plan plan, std::move(builder).Build());
+  std::vector<std::byte> bytes(2 * kRows * kColumns);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i % 253);
+  const base::ByteSpan left = base::ByteSpan(bytes).first(kRows * kColumns);
+  std::vector<std::byte> right;
+  for (std::size_t row = 0; row < kRows; ++row) {
+    const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>((2 * row + 1) * kColumns);
+    right.insert(right.end(), begin, begin + kColumns);
+  }
+  Memory memory = MakeMemory(plan, std::byte{0});
+  const std::vector<base::MutableByteSpan> spans(memory.begin(), memory.end());
+  Intake intake(plan, spans);
+  EXPECT_OK(AddOne(intake, "sliced", Dtype::kU8, shape, bytes));
+  EXPECT_OK(AddOne(intake, "whole", Dtype::kU8, plan.tensors()[1].shape, left));
+  EXPECT_TRUE(memory[0] == right);
+  EXPECT_TRUE(std::ranges::equal(memory[1], left));
+
+  base::ThreadPool pool(2);
+  const std::vector<Arrival> message = {{"half", Dtype::kU8, plan.parameters()[0].shape, left}};
+  ASSERT_OK_AND_ASSIGN(const std::vector<Claim> claims, intake.FindParameters(message));
+  EXPECT_OK(intake.Write(message, claims, pool));
+  EXPECT_TRUE(std::ranges::equal(memory[0], left));
+}
+
 // BR-22: a name that nothing claims and a tensor that never came are errors that name them.
 TEST_F(IntakeTest, BR22NothingIsSilent) {
   Intake intake(plan_, spans_);

@@ -241,7 +241,7 @@ base::Result<LoadReport> LoadCheckpoint(base::FileSystem& files, const Checkpoin
       const base::Pool<base::Buffer>::Lease buffer(buffers);
       const base::MutableByteSpan bytes = buffer->Get(job.bytes);
       done = base::ReadExactly(file, bytes, offset);
-      if (done) CopyRuns(*job.runs, bytes.data(), job.into);
+      if (done) StreamRuns(*job.runs, bytes.data(), job.into);
     }
     if (!done) return base::Annotate(done.error(), job.source->name);
     return done;

@@ -1,6 +1,7 @@
 #include "layout/pieces.h"
 
 #include <cassert>
+#include <cstring>
 
 #include "layout/runs.h"
 
@@ -61,7 +62,8 @@ bool HoldsBytes(const Plan& plan, std::size_t tensor, base::ByteSpan tensor_byte
     TakeBox(spec, piece.source, tensor_bytes, expected);
     TakeBox(plan.parameters()[piece.parameter], piece.destination, parameters[piece.parameter],
             found);
-    if (expected != found) return false;
+    // Of vectors of bytes == compares one at a time.
+    if (std::memcmp(expected.data(), found.data(), found.size()) != 0) return false;
   }
   return true;
 }

@@ -117,7 +117,7 @@ void Plan::Scatter(std::size_t tensor, base::ByteSpan bytes,
     assert(parameters[piece.parameter].size() >= parameter.bytes());
     const Runs runs = FindRuns(parameter.dtype, {tensors_[tensor].shape, piece.source},
                                {parameter.shape, piece.destination});
-    CopyRuns(runs, bytes.data(), parameters[piece.parameter].data());
+    StreamRuns(runs, bytes.data(), parameters[piece.parameter].data());
   }
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/stream_copy.h"
+
 namespace syncline::layout {
 namespace {
 
@@ -52,9 +54,45 @@ Runs FindRuns(tensor::Dtype dtype, const Place& from, const Place& to) {
   return runs;
 }
 
+std::uint64_t RunBytes(const Runs& runs) {
+  std::uint64_t bytes = runs.run;
+  for (const Runs::Loop& loop : runs.loops) bytes *= loop.count;
+  return bytes;
+}
+
+std::vector<Runs> CutRuns(const Runs& runs, std::uint64_t bytes) {
+  const std::uint64_t all = RunBytes(runs);
+  if (all / 2 <= bytes) return {runs};
+  std::vector<Runs> parts;
+  if (runs.loops.empty()) {
+    for (std::uint64_t at = 0; at < runs.run; at += bytes) {
+      parts.push_back({.from = runs.from + at,
+                       .to = runs.to + at,
+                       .run = std::min(bytes, runs.run - at),
+                       .loops = {}});
+    }
+    return parts;
+  }
+  const Runs::Loop& outer = runs.loops.back();
+  const std::uint64_t step = std::max<std::uint64_t>(1, bytes / (all / outer.count));
+  for (std::uint64_t first = 0; first < outer.count; first += step) {
+    Runs& part = parts.emplace_back(runs);
+    part.from += first * outer.from_stride;
+    part.to += first * outer.to_stride;
+    part.loops.back().count = std::min(step, outer.count - first);
+  }
+  return parts;
+}
+
 void CopyRuns(const Runs& runs, const std::byte* from, std::byte* to) {
   ForEachRun(runs,
              [&](std::uint64_t a, std::uint64_t b) { std::memcpy(to + b, from + a, runs.run); });
+}
+
+void StreamRuns(const Runs& runs, const std::byte* from, std::byte* to) {
+  ForEachRun(runs, [&](std::uint64_t a, std::uint64_t b) {
+    base::StreamCopy(to + b, from + a, runs.run);
+  });
 }
 
 void FillRuns(const Runs& runs, std::byte* to) {

@@ -51,8 +51,16 @@ void ForEachRun(const Runs& runs, const Run& run) {
   ForEachRun(runs, runs.loops.size(), runs.from, runs.to, run);
 }
 
+std::uint64_t RunBytes(const Runs& runs);  // of all runs together
+
+// Cuts runs of more than twice `bytes` along their outermost loop into parts of about so many; where
+// an iteration of it has more, a part has that many.
+std::vector<Runs> CutRuns(const Runs& runs, std::uint64_t bytes);
+
 // `from` and `to` are the first bytes of the arrays, which do not overlap.
 void CopyRuns(const Runs& runs, const std::byte* from, std::byte* to);
+// The same for what is not read again soon (base/stream_copy.h).
+void StreamRuns(const Runs& runs, const std::byte* from, std::byte* to);
 // Makes the bytes that the runs write to zero.
 void FillRuns(const Runs& runs, std::byte* to);
 

@@ -1,7 +1,8 @@
 #include "model/parameters.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "base/stream_copy.h"
 
 namespace syncline::model {
 namespace {
@@ -77,7 +78,7 @@ void Parameters::Commit(std::span<const std::size_t> parameters, base::ThreadPoo
   }
   // The loop's body returns no error, so neither does the loop.
   static_cast<void>(pool.ParallelFor(pieces.size(), [&](std::size_t i) -> base::Status {
-    std::memcpy(pieces[i].to.data(), pieces[i].from, pieces[i].to.size());
+    base::StreamCopy(pieces[i].to.data(), pieces[i].from, pieces[i].to.size());
     return {};
   }));
 }

@@ -203,8 +203,8 @@ void Transaction::FillFrom(const Group& group, std::span<const base::MutableByte
       for (const layout::Piece& piece : plan.PiecesOf(tensor)) {
         if (piece.parameter != parameter) continue;
         const layout::Place place = {spec.shape, piece.destination};
-        layout::CopyRuns(layout::FindRuns(spec.dtype, place, place), source[i].data(),
-                         targets_[parameter].data());
+        layout::StreamRuns(layout::FindRuns(spec.dtype, place, place), source[i].data(),
+                           targets_[parameter].data());
       }
     }
   }
