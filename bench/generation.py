@@ -19,7 +19,8 @@ import numpy as np
 import syncline
 from lines import Line, Report, seconds
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "smollm2"))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "examples" / "smollm2"), str(ROOT / "tests" / "engine")]
 
 PROMPT = 16  # tokens
 NEW = 64
@@ -104,6 +105,38 @@ def generation(report: Report, checkpoint: Path) -> None:
                     target=1.0,
                 )
             )
+
+
+def quantised_generation(report: Report, checkpoint: Path) -> None:
+    """Quantised twins of the checkpoint against the checkpoint itself, both of ours, in turns."""
+    if not report.wants("generate_quantised_tokens_per_s"):
+        return
+    from quantise import quantised_twins
+
+    twins = quantised_twins(checkpoint)
+    for case, path, scales in (
+        ("fp8", twins["fp8"], "fp32"),
+        ("fp8 with packed scales", twins["fp8"], "ue8m0"),
+        ("int4 in groups of 64", twins["int4"], "auto"),
+    ):
+        with (
+            syncline.Engine(checkpoint) as plain,
+            syncline.Engine(path, options={"fp8_scales": scales}) as engine,
+        ):
+            for count in (1, 32):
+                ours(plain, count), ours(engine, count)  # warm
+                rounds = [(ours(engine, count), ours(plain, count)) for _ in range(ROUNDS)]
+                report.add(
+                    Line(
+                        name="generate_quantised_tokens_per_s",
+                        case=f"SmolLM2-135M {case}, {count} requests, {NEW} tokens",
+                        unit="tokens/s",
+                        ours=statistics.median(mine for mine, _ in rounds),
+                        peer=statistics.median(theirs for _, theirs in rounds),
+                        peer_name="ours in bf16",
+                        target=0.6 if count > 1 else None,
+                    )
+                )
 
 
 def read_gbps(checkpoint: Path) -> float:
@@ -267,6 +300,7 @@ def health(report: Report, checkpoint: Path) -> None:
 
 def run(report: Report, checkpoint: Path) -> None:
     generation(report, checkpoint)
+    quantised_generation(report, checkpoint)
     loading(report, checkpoint)
     over_ranks(report, checkpoint)
     health(report, checkpoint)

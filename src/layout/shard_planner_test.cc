@@ -91,6 +91,47 @@ TEST(ShardPlanner, KeyHeadsAreRepeatedNextToEachOther) {
   EXPECT_EQ(owners, (std::vector<bool>{true, false, true, false, true, false}));
 }
 
+// A scale for each block of 4 rows and 2 columns; the last block of a tensor may be short.
+TEST(ShardPlanner, BlocksAreDividedAsTheirMatrix) {
+  const Blocks scales{.rows = 4, .columns = 2, .dtype = Dtype::kF32};
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ShardPlanner planner({rank, 2}, Bf16);
+    planner.Columns("qk", {{"q", 4, 4}, {"k", 1, 7, true, "num_key_value_heads"}}, {5}, scales);
+    planner.Rows("o", 7, 12, 2, scales);
+    planner.Rows("o.channel", 7, 12, 2, {.columns = 0});
+    planner.Replicated("a", {7, 5}, scales);
+    ASSERT_OK_AND_ASSIGN(const Plan plan, std::move(planner).Build());
+    using testing::ElementsAre;
+    const auto shape = [&](const char* name) {
+      return plan.parameters()[plan.FindParameter(name)].shape;
+    };
+    EXPECT_EQ(plan.parameters()[0].dtype, Dtype::kF32);
+    EXPECT_THAT(shape("qk"), ElementsAre(2 + 2, 3));
+    EXPECT_THAT(plan.tensors()[plan.FindTensor("q")].shape, ElementsAre(4, 3));
+    EXPECT_THAT(plan.tensors()[plan.FindTensor("k")].shape, ElementsAre(2, 3));
+    EXPECT_THAT(plan.PiecesOf(plan.FindTensor("q"))[0].source.begin, ElementsAre(2 * rank, 0));
+    EXPECT_THAT(plan.PiecesOf(plan.FindTensor("k"))[0].destination.begin, ElementsAre(2, 0));
+    EXPECT_THAT(shape("o"), ElementsAre(2, 3));
+    EXPECT_THAT(plan.PiecesOf(plan.FindTensor("o"))[0].source.begin, ElementsAre(0, 3 * rank));
+    EXPECT_THAT(shape("o.channel"), ElementsAre(7, 1));
+    EXPECT_EQ(plan.PiecesOf(plan.FindTensor("o.channel"))[0].owner, rank == 0);
+    EXPECT_THAT(shape("a"), ElementsAre(2, 3));
+  }
+}
+
+TEST(ShardPlanner, BlocksAreNotCut) {
+  const auto plan = [](std::uint64_t rows, std::uint32_t size, const Blocks& blocks) {
+    ShardPlanner planner({0, size}, Bf16);
+    planner.Columns("gate", {{"gate", rows}}, {8}, blocks);
+    return std::move(planner).Build();
+  };
+  EXPECT_OK(plan(6, 1, {.rows = 4}));
+  EXPECT_OK(plan(8, 2, {.rows = 4}));
+  EXPECT_ERROR(plan(12, 2, {.rows = 4}), Code::kInvalidArgument,
+               "the rows of gate cannot be divided evenly among 2 ranks: each would have 6 of the "
+               "matrix, expected a multiple of 4");
+}
+
 TEST(ShardPlanner, VocabulariesArePadded) {
   EXPECT_EQ(VocabularyShare(211, 1), 211U);
   EXPECT_EQ(VocabularyShare(211, 2), 128U);

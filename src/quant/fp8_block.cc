@@ -82,20 +82,33 @@ float PackedScale(const Sizes& sizes, const std::byte* packed, std::uint64_t row
   return PowerOfTwo(std::to_integer<std::uint8_t>(packed[PackedAt(sizes, row, block)]));
 }
 
-// Reads rows with the scales that scale_at(row, block) gives.
+// Reads rows with the scales that scale_at(row, block) gives. Neighbours mostly have the same ones.
 template <typename ScaleAt>
 void DequantiseRows(const Sizes& sizes, const std::byte* weight, std::uint64_t first,
                     std::uint64_t last, std::uint16_t* bf16, const ScaleAt& scale_at) {
   constexpr std::uint64_t kChunk = 64;  // blocks
   std::array<float, kChunk> scales;
-  for (std::uint64_t row = first; row < last; ++row) {
-    for (std::uint64_t block = 0; block < sizes.blocks; block += kChunk) {
-      const std::uint64_t count = std::min(kChunk, sizes.blocks - block);
+  for (std::uint64_t block = 0; block < sizes.blocks; block += kChunk) {
+    const std::uint64_t count = std::min(kChunk, sizes.blocks - block);
+    const std::uint64_t column = block * kFp8Block;
+    const auto has_these = [&](std::uint64_t row) {
+      for (std::uint64_t i = 0; i < count; ++i) {
+        if (std::bit_cast<std::uint32_t>(scale_at(row, block + i)) !=
+            std::bit_cast<std::uint32_t>(scales[i])) {
+          return false;
+        }
+      }
+      return true;
+    };
+    for (std::uint64_t row = first; row < last;) {
       for (std::uint64_t i = 0; i < count; ++i) scales[i] = scale_at(row, block + i);
-      const std::uint64_t column = block * kFp8Block;
+      std::uint64_t end = row + 1;
+      while (end < last && has_these(end)) ++end;
       const auto* q = reinterpret_cast<const std::uint8_t*>(weight + row * sizes.columns + column);
-      DequantiseFp8Row(q, scales.data(), std::min(kChunk * kFp8Block, sizes.columns - column),
-                       bf16 + (row - first) * sizes.columns + column);
+      DequantiseFp8Rows(q, end - row, sizes.columns, scales.data(),
+                        std::min(kChunk * kFp8Block, sizes.columns - column),
+                        bf16 + (row - first) * sizes.columns + column, sizes.columns);
+      row = end;
     }
   }
 }

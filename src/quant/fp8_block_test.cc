@@ -192,5 +192,37 @@ TEST(Fp8RowsTest, AllElementsOnEveryTarget) {
   hwy::SetSupportedTargetsForTest(0);
 }
 
+// Bit for bit, also of what is no number; nothing beside the rows is written.
+TEST(Fp8RowsTest, RowsThatShareScalesAreAsOneByOne) {
+  constexpr std::uint16_t kUntouched = 0xABCD;
+  for (const auto target : hwy::SupportedAndGeneratedTargets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    SCOPED_TRACE(hwy::TargetName(target));
+    for (const float scale : {1.0F, -0.0123F, 1e-38F, 2e36F, 0.0F, -INFINITY, NAN}) {
+      for (const std::size_t columns : {1, 31, 128, 256 + 77, 33 * 128 + 40}) {
+        const std::size_t stride = columns + 3;
+        std::vector<float> scales;
+        for (std::size_t i = 0; i < columns; i += kFp8Block) {
+          scales.push_back(i / kFp8Block == 32 ? 5.0F : scale * static_cast<float>(i + 1));
+        }
+        for (const std::size_t rows : {1, 3, 4, 9}) {
+          std::vector<std::uint8_t> q(rows * stride);
+          for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<std::uint8_t>(i * 101 + 7);
+          std::vector<std::uint16_t> values(rows * (stride + 2), kUntouched);
+          auto expected = values;
+          for (std::size_t row = 0; row < rows; ++row) {
+            DequantiseFp8Row(q.data() + row * stride, scales.data(), columns,
+                             expected.data() + row * (stride + 2));
+          }
+          DequantiseFp8Rows(q.data(), rows, stride, scales.data(), columns, values.data(),
+                            stride + 2);
+          ASSERT_EQ(values, expected) << scale << ", " << rows << " rows of " << columns;
+        }
+      }
+    }
+  }
+  hwy::SetSupportedTargetsForTest(0);
+}
+
 }  // namespace
 }  // namespace syncline::quant

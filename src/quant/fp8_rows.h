@@ -1,4 +1,4 @@
-// Values of one row of a block-wise fp8 matrix. The widest vectors of the machine are used; every
+// Values of rows of a block-wise fp8 matrix. The widest vectors of the machine are used; every
 // machine gives the same values.
 #pragma once
 
@@ -13,5 +13,11 @@ inline constexpr std::uint64_t kFp8Block = 128;  // rows and columns of a block
 // even).
 void DequantiseFp8Row(const std::uint8_t* e4m3, const float* scales, std::size_t columns,
                       std::uint16_t* bf16);
+
+// The same of several rows that share their scales: `stride` bytes, and `bf16_stride` elements, from
+// one to the next.
+void DequantiseFp8Rows(const std::uint8_t* e4m3, std::size_t rows, std::size_t stride,
+                       const float* scales, std::size_t columns, std::uint16_t* bf16,
+                       std::size_t bf16_stride);
 
 }  // namespace syncline::quant

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from harness import Exit
 from prompts import PROMPTS
-from quantise import Fp8, Int4, dequantise, quantise
+from quantise import Fp8, Int4, dequantise, quantise, quantised_twins, read, write
 from random_models import expected, expected_text, make, prompt, served, served_text
 
 GROUPED = {
@@ -90,9 +90,15 @@ def check_equal(
     assert text == text_of_values
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("model", MODELS)
+# Every scheme alone, and one of each layout over ranks.
+CASES = [(model, scheme, 1) for model in MODELS for scheme in SCHEMES] + [
+    (model, scheme, 2)
+    for model in MODELS
+    for scheme in ("fp8", "fp8, made ue8m0", "int4, groups of 32", "int4, rows")
+]
+
+
+@pytest.mark.parametrize(("model", "scheme", "tp"), CASES)
 def test_equals_the_engine_on_the_values(
     start_engine: Any, tmp_path: Path, model: str, scheme: str, tp: int
 ) -> None:
@@ -168,7 +174,6 @@ def test_what_cannot_be_divided_is_named(tmp_path: Path, cli: Any) -> None:
 
 def test_missing_scale_and_wrong_type_are_named(tmp_path: Path, cli: Any) -> None:
     import torch
-    from quantise import read, write
 
     make(tmp_path / "bf16", "Llama", GROUPED, dtype="bfloat16")
     quantised = quantise(tmp_path / "bf16", tmp_path / "quantised", Fp8())
@@ -194,13 +199,7 @@ def page() -> str:
 
 @pytest.fixture(scope="session")
 def quantised_smollm2(smollm2: Path) -> dict[str, Path]:
-    """SmolLM2 in fp8 and int4 beside the bf16 checkpoint, made once."""
-    paths = {}
-    for name, form in (("fp8", Fp8()), ("int4", Int4(64))):
-        paths[name] = smollm2.with_name(f"smollm2-{name}")
-        if not (paths[name] / "config.json").exists():
-            quantise(smollm2, paths[name], form)
-    return paths
+    return quantised_twins(smollm2)
 
 
 def perplexity(engine: Any, ids: list[int]) -> float:
