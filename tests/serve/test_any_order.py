@@ -12,7 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 from server import Background, Reply
-from trainer import Cold, Trainer, Weights, greedy, load, named, serves, state, step
+from trainer import (
+    OPTIONS,
+    Borrow,
+    Cold,
+    Trainer,
+    Weights,
+    greedy,
+    load,
+    named,
+    serves,
+    state,
+    step,
+)
 
 pytestmark = pytest.mark.usefixtures("by_name")
 
@@ -23,8 +35,11 @@ SHORT = {"max_new_tokens": 8, "ignore_eos": True}
 class Rules:
     """What the engine is to hold and to answer."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, in_place: bool) -> None:
         self.live = dict(weights)
+        self.in_place = in_place  # what comes cannot be undone
+        self.groups = {name: fused_with(name, weights) for name in weights}
+        self.lost: set[str] = set()  # tensors of groups that hold parts of what failed
         self.label = "default"
         self.session: dict[str, object] | None = None
         self.came: Weights = {}
@@ -34,13 +49,14 @@ class Rules:
     def open(self, settings: dict[str, object]) -> bool:
         if self.session is not None and self.session != settings:
             return False
-        self.session, self.came, self.pending, self.failed = settings, {}, None, False
+        self._drop()
+        self.session, self.pending, self.failed = settings, None, False
         return True
 
     def update(self, tensors: Weights, label: str | None, good: bool) -> bool:
         if self.session is None:
             if good:
-                self.live |= tensors
+                self._commit(tensors)
                 self.label = label or self.label
             return good
         if self.failed or not self.session["sync_base"]:
@@ -57,8 +73,10 @@ class Rules:
             return False
         good = abort or not self.failed
         if good and not abort:
-            self.live |= self.came
+            self._commit(self.came)
             self.label = self.pending or self.label
+        else:
+            self._drop()
         self.session, self.came, self.pending, self.failed = None, {}, None, False
         return good
 
@@ -72,10 +90,31 @@ class Rules:
         """Replaces all, also what came in a session; if it fails, that is lost."""
         if weights is None:
             self.failed = self.failed or bool(self.came)
+            self._drop()
             return False
-        self.live, self.label = dict(weights), label
+        self.live, self.label, self.lost = dict(weights), label, set()
         self.came, self.pending, self.failed = {}, None, False
         return True
+
+    def _commit(self, tensors: Weights) -> None:
+        """Groups that have come as a whole are whole again."""
+        self.live |= tensors
+        self.lost -= {name for name in tensors if self.groups[name] <= set(tensors)}
+
+    def _drop(self) -> None:
+        if self.in_place:
+            self.live |= self.came
+            self.lost |= {name for came in self.came for name in self.groups[came]}
+        self.came = {}
+
+
+def fused_with(name: str, weights: Weights) -> set[str]:
+    """Tensors that lie in the same parameter of a Llama, itself included."""
+    for parts in ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"):
+        for part in parts:
+            if part in name:
+                return {name.replace(part, other) for other in parts} & set(weights)
+    return {name}
 
 
 class Play:
@@ -88,6 +127,7 @@ class Play:
         self.server = trainer.server
         self.rules = rules
         self.disks = disks
+        self.paused = False
         self.dice = random.Random(seed)
         self.count = 0
         self.told: list[str] = []
@@ -144,13 +184,20 @@ class Play:
         return (reply.status == 200) == self.rules.disk(None, "wrong")
 
     def generate(self) -> bool:
-        return len(greedy(self.server, 4)) == 4
+        """Refused while parts of something that failed are live."""
+        if self.paused or (self.rules.in_place and self.rules.session is not None):
+            return True  # it would wait
+        if not self.rules.lost:
+            return len(greedy(self.server, 4)) == 4
+        return self.server.post("/generate", {"input_ids": [1]}).status == 503
 
     def pause(self) -> bool:
+        self.paused = True
         mode = self.dice.choice(["abort", "retract", "in_place"])
         return self.server.post("/pause_generation", {"mode": mode}).status == 200
 
     def resume(self) -> bool:
+        self.paused = False
         return self.server.post("/continue_generation").status == 200
 
     def move(self) -> None:
@@ -165,8 +212,8 @@ class Play:
                 self.disk,
                 self.disk_wrong,
                 self.pause,
-                self.resume,
             ]
+            + [self.resume, self.generate] * 2
         )
         self.told.append(move.__name__)
         assert move(), f"{self.told}: not as the rules say"
@@ -176,7 +223,9 @@ class Play:
         assert session["weight_version_pending"] == rules.pending, self.told
         assert (session["failure"] is not None) == rules.failed, self.told
         assert self.trainer.version() == rules.label, self.told
-        if move not in (self.begin, self.relabel):
+        assert (session["incomplete"] is not None) == bool(rules.lost), self.told
+        writing = rules.in_place and rules.session is not None
+        if not writing and move not in (self.begin, self.relabel, self.pause, self.resume):
             assert serves(self.server, rules.live), self.told
 
 
@@ -188,14 +237,27 @@ def disks(
     return [(cold.write(small_llama, weights), weights) for weights in made]
 
 
+@pytest.mark.parametrize("in_place", [False, True], ids=["undoable", "in place"])
 @pytest.mark.parametrize("seed", range(4))
 def test_requests_in_any_order(
-    trainer: Trainer, small_llama: Path, disks: list[tuple[Path, Weights]], seed: int
+    borrow: Borrow,
+    ranks: int,
+    small_llama: Path,
+    disks: list[tuple[Path, Weights]],
+    seed: int,
+    in_place: bool,
 ) -> None:
-    play = Play(trainer, Rules(load(small_llama)), disks, seed)
+    memory = ("--undo-memory", 0) if in_place else ()
+    trainer = Trainer(borrow("--tp", ranks, *memory, *OPTIONS), ranks)
+    play = Play(trainer, Rules(load(small_llama), in_place), disks, seed)
     for _ in range(60):
         play.move()
-    assert play.resume() and play.generate()
+    newest = step(play.rules.live, 1000)
+    trainer.end(abort=True)
+    trainer.session(named(newest), "newest")
+    assert serves(trainer.server, newest)
+    assert play.resume()
+    assert len(greedy(trainer.server)) == 16
 
 
 def test_clients_that_know_nothing_of_each_other(

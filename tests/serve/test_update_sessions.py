@@ -143,10 +143,10 @@ def test_a_draft_session_of_an_engine_without_a_draft(trainer: Trainer, small_ll
     """It selects nothing: what is sent is nobody's, and changes nothing."""
     before = state(trainer.server)
     trainer.begin(selector="draft").ok()
-    trainer.send(named(step(load(small_llama), 1)))
-    trainer.end(abort=True).ok()
-    trainer.begin(selector="draft").ok()
+    assert trainer.send(named(step(load(small_llama), 1))).ok()["tensors"] == 0
     trainer.end().ok()
+    trainer.begin(selector="draft").ok()
+    trainer.end(abort=True).ok()
     assert state(trainer.server) == before
 
 

@@ -25,9 +25,11 @@ from trainer import (
 pytestmark = pytest.mark.usefixtures("by_name")
 
 
-@pytest.fixture
-def in_place(borrow: Borrow, ranks: int) -> Trainer:
-    return Trainer(borrow("--tp", ranks, "--undo-memory", 0, *OPTIONS), ranks)
+@pytest.fixture(params=[0, "32K"], ids=["none", "some"])
+def in_place(request: pytest.FixtureRequest, borrow: Borrow, ranks: int) -> Trainer:
+    """Of engines that can undo nothing, or only the first tensors that come."""
+    memory = ("--undo-memory", request.param)
+    return Trainer(borrow("--tp", ranks, *memory, *OPTIONS), ranks)
 
 
 def test_updates_in_place(in_place: Trainer, cold: Cold, small_llama: Path) -> None:

@@ -292,7 +292,7 @@ def test_br43_back_to_the_first_version(trainer: Trainer, small_llama: Path) -> 
 
 
 def test_the_checker_beside_a_session(trainer: Trainer, small_llama: Path) -> None:
-    """It is of what is live, not of what is to come; a reset is not undone by an abort."""
+    """It is of what is live, not of what is to come."""
     before = state(trainer.server)
     trainer.begin().ok()
     trainer.send(named(step(load(small_llama), 1))).ok()
