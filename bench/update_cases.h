@@ -1,5 +1,5 @@
-// What the bench lines of updates are measured on: models that hold weights and compute nothing, and
-// two versions of those weights, in messages and as checkpoints.
+// What the bench lines of updates are measured on: models that hold weights and compute nothing,
+// and two versions of those weights, in messages and as checkpoints.
 #pragma once
 
 #include <cstddef>
