@@ -60,7 +60,7 @@ Result<std::vector<std::byte>> MakeMessage(std::vector<checkpoint::TensorSpec> s
   return message;
 }
 
-// The head of another file with 8 spaces more, so that its data begins 8 bytes after a multiple of 64.
+// The head with 8 spaces more, so that the data begins 8 bytes after a multiple of 64.
 std::string ShiftedHead(std::string head) {
   head += std::string(8, ' ');
   base::Store(reinterpret_cast<std::byte*>(head.data()), std::uint64_t{head.size() - 8});

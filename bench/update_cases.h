@@ -1,5 +1,5 @@
-// What the bench lines of updates are measured on: models that hold weights and compute nothing, and
-// two versions of those weights, in messages and as checkpoints.
+// What the bench lines of updates are measured on: models that hold weights and compute nothing,
+// and two versions of those weights, in messages and as checkpoints.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ class BareModel final : public model::Model {
   model::Parameters parameters_;
 };
 
-// A Llama of 24 layers in bf16 on one rank, about 0.6 GB: 272 tensors in 147 parameters.
+// A Llama of 24 layers in bf16 on one rank, about 0.6 GB: 219 tensors in 147 parameters.
 base::Result<layout::Plan> LlamaPlan();
 // 48 layers of 125 experts, three matrices of 10 KiB each, in two parameters a layer; with `apart`
 // each matrix is a parameter of its own.

@@ -2,8 +2,8 @@
 //
 //   updates_bench DISK MEMORY [--rounds N]
 //
-// DISK and MEMORY are folders for checkpoints on a disk and on tmpfs. Two versions of a model come in
-// turn, so that nothing is unchanged, to an engine that has nothing to do:
+// DISK and MEMORY are folders for checkpoints on a disk and on tmpfs. Two versions of a model come
+// in turn, so that nothing is unchanged, to an engine that has nothing to do:
 //   tensors   a session of messages of 128 MiB (safetensors), with and without a second arena
 //   disk      a checkpoint with warm files from both folders, with and without a second arena; its
 //             data aligned to 64 bytes, as we write it, and not, as most files of others are
@@ -11,10 +11,10 @@
 //             a parameter each
 // After each update, with the clock stopped, the live weights must be what was sent.
 //
-// All memory is warm: a round that is not counted comes first, and what is freed is not given back to
-// the system. In each round the limit is measured too, on as many threads: memcpy of the messages
-// into one block of memory as large as the weights, half a message a call; reading the same files into
-// that block, 4 MiB a call; for sessions memcpy of one such block to another, 1 MiB a call.
+// All memory is warm: a round that is not counted comes first, and what is freed is not given back
+// to the system. In each round the limit is measured too, on as many threads: memcpy of the
+// messages into one block of memory as large as the weights, half a message a call; reading the same
+// files into that block, 4 MiB a call; for sessions memcpy of one such block to another, 1 MiB a call.
 //
 // Prints a JSON list, one object a case: `line`, `of`, `undo`, `tensors`, `bytes`, and lists of the
 // seconds of the rounds: `ours` and `limit`; of sessions also `begin`, `messages`, `end`.

@@ -5,7 +5,9 @@ what was sent. "undo": what comes is made ready in a second arena, so every byte
 "in place": `undo_memory` is 0.
 
 `update_tensor`: sessions of messages; the limit is memcpy of the same messages into one block.
-`update_disk`: checkpoints, their files warm; the limit is reading the files into one warm block.
+`update_disk`: checkpoints, their files warm; the limit is reading the files into one warm block. Data
+that is not at a multiple of 64 in the file ("as others write") is slower to copy to where weights
+lie; the limit's block is aligned as the file is.
 `session_overhead_ms`: sessions of 18,000 small tensors, less memcpy of as many bytes: once for the
 commit where there is a second arena, and, where messages count too, once more.
 """

@@ -67,9 +67,8 @@ struct SafetensorsLayout {
 
 // What others write, and the least that they expect.
 inline constexpr std::size_t kDataAlignment = 8;
-// Of files that engines load. Tensors' sizes are mostly multiples of it too, and a processor that
-// copies a file's pages to where weights lie, which is aligned, is up to 1.5 times as fast where both
-// are alike.
+// Of files that engines load. Tensors' sizes are mostly multiples of it too, and copying a file's
+// pages to where weights lie, which is aligned, is up to 1.5 times as fast where both are alike.
 inline constexpr std::size_t kLoadAlignment = 64;
 
 // Where everything goes in a new file: by falling dtype size, then by name. The data starts at a

@@ -53,8 +53,8 @@ void ForEachRun(const Runs& runs, const Run& run) {
 
 std::uint64_t RunBytes(const Runs& runs);  // of all runs together
 
-// Cuts runs of more than twice `bytes` along their outermost loop into parts of about so many; where
-// an iteration of it has more, a part has that many.
+// Cuts runs of more than twice `bytes` along their outermost loop into parts of about so many;
+// where an iteration of it has more, a part has that many.
 std::vector<Runs> CutRuns(const Runs& runs, std::uint64_t bytes);
 
 // `from` and `to` are the first bytes of the arrays, which do not overlap.

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <set>
@@ -270,12 +271,29 @@ Result<Transaction::Ready> Transaction::Prepare(base::ThreadPool& pool) {
   }
   if (!ready.touched) return ready;
   SYNCLINE_TRY(Derive());
-  // Stops at the first difference, which is early where a step was made.
-  const auto live = model_.parameters().live();
-  ready.unchanged = !in_place_ && std::ranges::all_of(ready_, [&](std::size_t i) {
-    return std::memcmp(live[i].data(), staging_[i].data(), live[i].size()) == 0;
-  });
+  ready.unchanged = !in_place_ && IsLive(pool);
   return ready;
+}
+
+// Is what is ready live already? A step of training changes a few elements in nearly every page, so
+// the first page of each parameter nearly always tells.
+bool Transaction::IsLive(base::ThreadPool& pool) const {
+  constexpr std::size_t kPage = 4 << 10;
+  const auto live = model_.parameters().live();
+  const auto same = [&](std::size_t i, std::size_t bytes) {
+    return std::memcmp(live[i].data(), staging_[i].data(), bytes) == 0;
+  };
+  for (const std::size_t i : ready_) {
+    if (!same(i, std::min(kPage, live[i].size()))) return false;
+  }
+  std::atomic<bool> differs = false;
+  // The loop's body returns no error, so neither does the loop.
+  static_cast<void>(pool.ParallelFor(ready_.size(), [&](std::size_t n) -> Status {
+    const std::size_t i = ready_[n];
+    if (!differs && !same(i, live[i].size())) differs = true;
+    return {};
+  }));
+  return !differs;
 }
 
 // Back to untouched.

@@ -110,6 +110,7 @@ class Transaction {
   void FillFrom(const Group& group, std::span<const base::MutableByteSpan> source);
   void Process(const Group& group, base::ThreadPool& pool);
   base::Status Derive();
+  bool IsLive(base::ThreadPool& pool) const;
   void Leave(Group& group);
   std::vector<base::MutableByteSpan> SlotsNow() const;
 

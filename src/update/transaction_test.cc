@@ -253,6 +253,18 @@ TEST(Transaction, SayingThatNothingChanged) {
   ASSERT_OK(updated.Send({0}, updated.model.RandomWeights(2)));
   ASSERT_OK_AND_ASSIGN(ready, updated.transaction.Prepare(updated.pool));
   EXPECT_FALSE(ready.unchanged);
+  updated.transaction.Drop(updated.pool);
+  // One bit of the last byte.
+  const std::vector<std::size_t> large = {updated.Tensor("w.weight"),
+                                          updated.Tensor("w.weight_scale_inv")};
+  Weights close = a;
+  close[large[0]].back() ^= std::byte{0x80};
+  ASSERT_OK(updated.Send(large, close));
+  ASSERT_OK_AND_ASSIGN(ready, updated.transaction.Prepare(updated.pool));
+  EXPECT_FALSE(ready.unchanged);
+  ASSERT_OK(updated.Send(large, a));
+  ASSERT_OK_AND_ASSIGN(ready, updated.transaction.Prepare(updated.pool));
+  EXPECT_TRUE(ready.unchanged);
 }
 
 // In place there is no way back; what is lost stays lost until it has come completely.
