@@ -28,10 +28,10 @@ base::Status CheckNames(const checkpoint::Checkpoint& checkpoint, const Plan& pl
                         const Forms* forms = nullptr);
 
 // Checks the names, then reads what this rank holds of every tensor with read calls, in parallel,
-// straight into place where it lies there in one piece. A tensor in another of `forms` is read whole
-// and converted, by one thread. Each parameter that is not derived is written completely, or an
-// error comes back: then their content is undefined. kChecksumMismatch: a tensor that should equal
-// another (the head of a tied model) does not.
+// straight into place where it lies there in one piece. A tensor in another of `forms` is read
+// whole and converted, by one thread. Each parameter that is not derived is written completely, or
+// an error comes back: then their content is undefined. kChecksumMismatch: a tensor that should
+// equal another (the head of a tied model) does not.
 base::Result<LoadReport> LoadCheckpoint(base::FileSystem& files,
                                         const checkpoint::Checkpoint& checkpoint, const Plan& plan,
                                         std::span<const base::MutableByteSpan> parameters,
