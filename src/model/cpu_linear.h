@@ -23,8 +23,8 @@ struct LinearProblem {
 inline std::size_t LinearUnits(const LinearProblem& problem) { return (problem.outputs + 3) / 4; }
 
 // Writes x · weightᵀ + bias for the outputs of units [first, last) into `out`, [rows, outputs] or a
-// part of the columns of such a matrix. The sums are fp32; only the first form rounds them. A row's values do not depend on the other rows or
-// on the division into units.
+// part of the columns of such a matrix. The sums are fp32; only the first form rounds them. A row's
+// values do not depend on the other rows or on the division into units.
 void LinearOutputs(const LinearProblem& problem, std::size_t first, std::size_t last, Bf16* out);
 void LinearOutputs(const LinearProblem& problem, std::size_t first, std::size_t last, float* out);
 
