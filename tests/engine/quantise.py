@@ -203,6 +203,14 @@ def quantise(source: Path, into: Path, scheme: Fp8 | Int4) -> Path:
     return write(source, into, tensors, scheme.config())
 
 
+def kept(source: Path, name: str, scheme: Fp8 | Int4) -> Path:
+    """The quantised checkpoint beside `source`, made once."""
+    path = source.with_name(f"{source.name}-{name}")
+    if not (path / "config.json").exists():
+        quantise(source, path, scheme)
+    return path
+
+
 def dequantise(source: Path, into: Path, *, ue8m0: bool = False) -> Path:
     """The values of a quantised checkpoint, in the type that the rest of it has.
 

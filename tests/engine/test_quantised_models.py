@@ -14,44 +14,18 @@ import numpy as np
 import pytest
 from harness import Exit
 from prompts import PROMPTS
-from quantise import Fp8, Int4, dequantise, quantise
-from random_models import expected, expected_text, make, prompt, served, served_text
+from quantise import Fp8, Int4, dequantise, kept, quantise
+from random_models import (
+    GROUPED,
+    IN_BLOCKS,
+    expected,
+    expected_text,
+    make,
+    prompt,
+    served,
+    served_text,
+)
 
-GROUPED = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "initializer_range": 0.1,
-}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", GROUPED | {"attention_bias": True}),
-    "qwen3 moe": (
-        "Qwen3Moe",
-        GROUPED | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 256},
-    ),
-    "deepseek v3": (
-        "DeepseekV3",
-        GROUPED
-        | {
-            "num_key_value_heads": 4,
-            "q_lora_rank": 192,
-            "kv_lora_rank": 128,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 128,
-            "v_head_dim": 128,
-            "first_k_dense_replace": 1,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 256,
-            "n_shared_experts": 1,
-            "n_group": 2,
-            "topk_group": 1,
-        },
-    ),
-}
 # Sizes that leave short blocks everywhere; one rank only.
 ODD = {
     "hidden_size": 200,
@@ -92,11 +66,11 @@ def check_equal(
 
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", IN_BLOCKS)
 def test_equals_the_engine_on_the_values(
     start_engine: Any, tmp_path: Path, model: str, scheme: str, tp: int
 ) -> None:
-    make(tmp_path / "bf16", *MODELS[model], dtype="bfloat16")
+    make(tmp_path / "bf16", *IN_BLOCKS[model], dtype="bfloat16")
     form, scales = SCHEMES[scheme]
     quantised = quantise(tmp_path / "bf16", tmp_path / "quantised", form)
     values = dequantise(quantised, tmp_path / "values", ue8m0=scales == "ue8m0")
@@ -104,7 +78,7 @@ def test_equals_the_engine_on_the_values(
 
 
 def test_experts_divided_among_ranks(start_engine: Any, tmp_path: Path) -> None:
-    make(tmp_path / "bf16", *MODELS["qwen3 moe"], dtype="bfloat16")
+    make(tmp_path / "bf16", *IN_BLOCKS["qwen3 moe"], dtype="bfloat16")
     for name, form in (("fp8", Fp8()), ("int4", Int4(32))):
         quantised = quantise(tmp_path / "bf16", tmp_path / name, form)
         values = dequantise(quantised, tmp_path / f"{name}-values")
@@ -119,12 +93,12 @@ def test_short_blocks(start_engine: Any, tmp_path: Path, scales: str) -> None:
     check_equal(start_engine, quantised, values, scales, tp=1)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", IN_BLOCKS)
 def test_activations_in_fp32_agree_with_transformers(
     start_engine: Any, tmp_path: Path, model: str
 ) -> None:
     """As models that are not quantised: to 1e-4, and the same greedy text."""
-    make(tmp_path / "fp32", *MODELS[model])
+    make(tmp_path / "fp32", *IN_BLOCKS[model])
     quantised = quantise(tmp_path / "fp32", tmp_path / "quantised", Fp8())
     values = dequantise(quantised, tmp_path / "values")
     engine = start_engine(quantised, options={"chunked_prefill_size": 37})
@@ -139,7 +113,7 @@ def test_is_as_near_to_fp32_as_transformers_in_bf16(start_engine: Any, tmp_path:
     ours = theirs = 0.0
     for seed in (3, 5, 11):
         path = tmp_path / str(seed)
-        make(path / "bf16", *MODELS["llama"], dtype="bfloat16", seed=seed)
+        make(path / "bf16", *IN_BLOCKS["llama"], dtype="bfloat16", seed=seed)
         quantised = quantise(path / "bf16", path / "quantised", Int4(64))
         values = dequantise(quantised, path / "values")
         engine = start_engine(quantised)
@@ -195,12 +169,7 @@ def page() -> str:
 @pytest.fixture(scope="session")
 def quantised_smollm2(smollm2: Path) -> dict[str, Path]:
     """SmolLM2 in fp8 and int4 beside the bf16 checkpoint, made once."""
-    paths = {}
-    for name, form in (("fp8", Fp8()), ("int4", Int4(64))):
-        paths[name] = smollm2.with_name(f"smollm2-{name}")
-        if not (paths[name] / "config.json").exists():
-            quantise(smollm2, paths[name], form)
-    return paths
+    return {name: kept(smollm2, name, form) for name, form in (("fp8", Fp8()), ("int4", Int4(64)))}
 
 
 def perplexity(engine: Any, ids: list[int]) -> float:
