@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from payloads import sharing
+from quantise import Fp8, Int4
 from quantised import CASES, SCHEMES, Case, ToldCold, Versions, arguments_of
 from random_models import make
 from safetensors.numpy import load_file, save_file
@@ -206,10 +207,17 @@ def told_cold(cold: Cold) -> ToldCold:
 
 @pytest.fixture
 def make_case(borrow: Borrow, versions: Versions, told_cold: ToldCold) -> Callable[..., Case]:
-    """Borrows an engine of a quantised model; `fields` go over the model's, `own` to the engine."""
+    """Borrows an engine of a quantised model: `own` are arguments for it, `fields` go over the model's."""
 
-    def make_one(model: str, scheme: str, ranks: int, *own: object, **fields: object) -> Case:
-        form = SCHEMES[scheme][0]
+    def make_one(
+        model: str,
+        scheme: str,
+        ranks: int,
+        *own: object,
+        form: Fp8 | Int4 | None = None,
+        **fields: object,
+    ) -> Case:
+        form = form or SCHEMES[scheme][0]
         first, second = (versions.get(model, form, seed, **fields) for seed in (3, 4))
         arguments = (*arguments_of(scheme, ranks), *own)
         trainer = Trainer(borrow(*arguments, model=first), ranks)
