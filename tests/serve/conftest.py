@@ -207,7 +207,7 @@ def told_cold(cold: Cold) -> ToldCold:
 
 @pytest.fixture
 def make_case(borrow: Borrow, versions: Versions, told_cold: ToldCold) -> Callable[..., Case]:
-    """Borrows an engine of a quantised model: `own` are arguments for it, `fields` go over the model's."""
+    """Borrows an engine of a quantised model: `own` are arguments, `fields` go over the model's."""
 
     def make_one(
         model: str,

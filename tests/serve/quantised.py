@@ -145,7 +145,7 @@ def exports(server: Server) -> Weights:
 
 
 def packed(scales: torch.Tensor, rows: int) -> torch.Tensor:
-    """fp32 powers of two [blocks, blocks] as DeepGEMM has them: int32 [rows, words], lowest block first."""
+    """fp32 powers of two [blocks, blocks] as DeepGEMM has them: int32 [rows, words]."""
     exponents = (scales.contiguous().view(torch.int32) >> 23).repeat_interleave(BLOCK, dim=0)[:rows]
     words = -(-exponents.shape[1] // 4)
     filled = torch.zeros(rows, 4 * words, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Parts of updates of quantised models: what is not sent keeps its bytes, and halves of pairs are not live."""
+"""Parts of updates of quantised models: what is not sent stays, half a pair is not live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions of quantised models: many of them, on ranks that get different things, and those that fail."""
+"""Sessions of quantised models: many, on ranks that get different things, and such that fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole updates of quantised models over HTTP: the engine is then as one that was started with them.
+"""Whole updates of quantised models over HTTP: the engine is then as if started with them.
 
 An fp8 engine with ue8m0 scales and an int4 engine hold other bytes than their checkpoints: what is
 sent is packed again, into the same places.
