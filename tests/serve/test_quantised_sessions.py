@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+import torch
 from forms import send_bucket
 from payloads import Named, chunks, sglang_bucket
 from quantise import Fp8
@@ -129,3 +130,54 @@ def test_a_failure_in_place_is_mended_by_a_whole_update(make_case: MakeCase, sch
         assert case.told() == case.cold(weights)
         assert len(greedy(case.server)) == 16
         case.disk(case.first).ok()
+
+
+def test_direct_takes_fused_units(make_case: MakeCase, scheme: str) -> None:
+    """Under the engine's names, as checkpoints lay them out: rows of q, k and v, of gate and up."""
+    case = make_case("llama", scheme, 1)
+    weights = load(case.second)
+    held = exports(case.server)
+    for block, parts, fused in (
+        ("self_attn", "qkv", "qkv_proj"),
+        ("mlp", ("gate", "up"), "gate_up_proj"),
+    ):
+        at = f"model.layers.1.{block}."
+        own = {name: tensor for name, tensor in weights.items() if name.startswith(at)}
+        kinds = [name.rsplit(".", 1)[1] for name in pairs(own)[0]]
+        names = {kind: [f"{at}{part}_proj.{kind}" for part in parts] for kind in kinds}
+        sent = [
+            (f"{at}{fused}.{kind}", torch.cat([weights[name] for name in names[kind]]))
+            for kind in kinds
+        ]
+        before = case.told()
+        case.trainer.begin().ok()
+        case.trainer.send(sent[:1], load_format="direct").ok()
+        failure(case.trainer.end(), f"{at}{min(parts)}_proj", "without")
+        assert case.told() == before
+        case.trainer.send(sent, load_format="direct").ok()
+        held |= {name: weights[name] for kind in kinds for name in names[kind]}
+        assert case.told() == case.cold(held)
+
+
+def test_a_begin_drops_what_waits(make_case: MakeCase, scheme: str) -> None:
+    """As an abort does: a session starts from what is live."""
+    case = make_case("llama", scheme, 2)
+    weights = load(case.second)
+    weight, scale = pairs(weights)[2]
+    before = case.told()
+    for begins in (True, False):
+        assert send_bucket(case.trainer, [(weight, weights[weight])]).ok()["pending"] != []
+        if begins:
+            case.trainer.begin().ok()
+        case.trainer.end(abort=True).ok()
+        reply = send_bucket(case.trainer, [(scale, weights[scale])]).ok()
+        assert [text.split(":")[0] for text in reply["pending"]] == [module_of(scale)]
+        assert case.told() == before
+        case.trainer.begin().ok()
+        case.trainer.end().ok()
+        assert case.told() == before
+    for name in (weight, scale):
+        reply = send_bucket(case.trainer, [(name, weights[name])]).ok()
+    assert reply["pending"] == []
+    sent = {name: weights[name] for name in (weight, scale)}
+    assert case.told() == case.cold(load(case.first) | sent)
