@@ -34,6 +34,7 @@ Json SessionJson(const update::SessionState& session) {
                    {"loaded", session.loaded},
                    {"weight_version_pending", text(session.weight_version)},
                    {"failure", text(session.failure)},
+                   {"pending", NameList(session.pending)},
                    {"incomplete", text(session.incomplete)}});
 }
 

@@ -185,7 +185,7 @@ TEST_F(SessionRoutesTest, SlimesWayFails) {
 TEST_F(SessionRoutesTest, TheStateIsShown) {
   EXPECT_EQ(At(ParseReply(Get("/model_info")), "weight_update_session"),
             R"({"open":false,"selector":null,"loaded":false,"weight_version_pending":null,)"
-            R"("failure":null,"incomplete":null})");
+            R"("failure":null,"pending":[],"incomplete":null})");
   EXPECT_THAT(Get("/metrics").body, HasSubstr("syncline_weight_session_open 0\n"));
   weights_.SetSession({.open = true,
                        .selector = update::Selector::kDraft,
@@ -196,7 +196,7 @@ TEST_F(SessionRoutesTest, TheStateIsShown) {
   for (const char* path : {"/model_info", "/server_info"}) {
     EXPECT_EQ(At(ParseReply(Get(path)), "weight_update_session"),
               R"({"open":true,"selector":"draft","loaded":true,"weight_version_pending":"8",)"
-              R"("failure":"w: too short","incomplete":"half"})");
+              R"("failure":"w: too short","pending":[],"incomplete":"half"})");
   }
   EXPECT_THAT(Get("/metrics").body, HasSubstr("syncline_weight_session_open 1\n"));
   EXPECT_THAT(Get("/metrics").body, HasSubstr("syncline_weights_incomplete 1\n"));

@@ -161,9 +161,9 @@ bool Transaction::IsComplete(const Group& group) const {
   });
 }
 
-// What a module of the group lacks; empty: nothing.
-std::string Transaction::Half(const Group& group) const {
-  if (group.unit == kNone || group.place == Place::kUntouched) return "";
+// What the modules of the group lack.
+std::vector<std::string> Transaction::HalvesOf(const Group& group) const {
+  if (group.unit == kNone || group.place == Place::kUntouched) return {};
   struct Module {
     std::vector<std::string_view> came;
     std::vector<std::string_view> missing;
@@ -177,18 +177,20 @@ std::string Transaction::Half(const Group& group) const {
       (intake_.Came(tensor) ? module.came : module.missing).push_back(last);
     }
   }
+  std::vector<std::string> halves;
   for (const auto& [name, module] : modules) {
     if (module.came.empty() || module.missing.empty()) continue;
-    return fmt::format("{}: {} has come without {}", name, fmt::join(module.came, " and "),
-                       fmt::join(module.missing, " and "));
+    halves.push_back(fmt::format("{}: {} has come without {}", name,
+                                 fmt::join(module.came, " and "),
+                                 fmt::join(module.missing, " and ")));
   }
-  return "";
+  return halves;
 }
 
 std::vector<std::string> Transaction::Halves() const {
   std::vector<std::string> halves;
   for (const Group& group : groups_) {
-    if (std::string half = Half(group); !half.empty()) halves.push_back(std::move(half));
+    std::ranges::move(HalvesOf(group), std::back_inserter(halves));
   }
   return halves;
 }
@@ -260,7 +262,7 @@ Result<Transaction::Ready> Transaction::Prepare(base::ThreadPool& pool) {
   Ready ready;
   ready_.clear();
   for (Group& group : groups_) {
-    if (group.place == Place::kUntouched || !Half(group).empty()) continue;
+    if (group.place == Place::kUntouched || !HalvesOf(group).empty()) continue;
     ready.touched = true;
     if (group.place == Place::kStaged) {
       Fill(group, pool);

@@ -105,7 +105,7 @@ class Transaction {
   base::Status Reserve(std::span<const std::size_t> parameters);
   base::Status Touch(std::size_t group, base::ThreadPool& pool, bool restore);
   bool IsComplete(const Group& group) const;
-  std::string Half(const Group& group) const;
+  std::vector<std::string> HalvesOf(const Group& group) const;
   void Fill(const Group& group, base::ThreadPool& pool);
   void FillFrom(const Group& group, std::span<const base::MutableByteSpan> source);
   void Process(const Group& group, base::ThreadPool& pool);

@@ -204,6 +204,10 @@ Status Updates::Quiesce(bool hold) {
 
 // Lets the engine go on, unless something is lost or waits, or a session is writing in place.
 Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::string>& pending) {
+  // Ranks lose the same parameters, each its part.
+  std::ranges::sort(lost);
+  const auto twice = std::ranges::unique(lost);
+  lost.erase(twice.begin(), twice.end());
   lost_ = std::move(lost);
   std::optional<std::string> incomplete;
   if (!lost_.empty()) {

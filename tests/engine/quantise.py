@@ -203,14 +203,19 @@ def quantise(source: Path, into: Path, scheme: Fp8 | Int4) -> Path:
     return write(source, into, tensors, scheme.config())
 
 
+def kept(source: Path, name: str, scheme: Fp8 | Int4) -> Path:
+    """The quantised checkpoint beside `source`, made once."""
+    path = source.with_name(f"{source.name}-{name}")
+    if not (path / "config.json").exists():
+        quantise(source, path, scheme)
+    return path
+
+
 def quantised_twins(checkpoint: Path) -> dict[str, Path]:
     """The checkpoint in fp8 and int4 (groups of 64), beside it, made once."""
-    made = {}
-    for name, scheme in (("fp8", Fp8()), ("int4", Int4(64))):
-        made[name] = checkpoint.with_name(f"{checkpoint.name}-{name}")
-        if not (made[name] / "config.json").exists():
-            quantise(checkpoint, made[name], scheme)
-    return made
+    return {
+        name: kept(checkpoint, name, form) for name, form in (("fp8", Fp8()), ("int4", Int4(64)))
+    }
 
 
 def dequantise(source: Path, into: Path, *, ue8m0: bool = False) -> Path:

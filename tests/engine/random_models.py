@@ -19,6 +19,43 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 
+# Sizes in whole blocks of 128 for two ranks: models to be quantised.
+GROUPED = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "initializer_range": 0.1,
+}
+IN_BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", GROUPED | {"attention_bias": True}),
+    "qwen3 moe": (
+        "Qwen3Moe",
+        GROUPED | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 256},
+    ),
+    "deepseek v3": (
+        "DeepseekV3",
+        GROUPED
+        | {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 192,
+            "kv_lora_rank": 128,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 128,
+            "v_head_dim": 128,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 256,
+            "n_shared_experts": 1,
+            "n_group": 2,
+            "topk_group": 1,
+        },
+    ),
+}
+
 # The rotary form of Llama 3, scaled beyond a short trained length.
 LLAMA3 = {
     "rope_type": "llama3",

@@ -15,43 +15,17 @@ import pytest
 from harness import Exit
 from prompts import PROMPTS
 from quantise import Fp8, Int4, dequantise, quantise, quantised_twins, read, write
-from random_models import expected, expected_text, make, prompt, served, served_text
+from random_models import (
+    GROUPED,
+    IN_BLOCKS,
+    expected,
+    expected_text,
+    make,
+    prompt,
+    served,
+    served_text,
+)
 
-GROUPED = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "initializer_range": 0.1,
-}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", GROUPED | {"attention_bias": True}),
-    "qwen3 moe": (
-        "Qwen3Moe",
-        GROUPED | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 256},
-    ),
-    "deepseek v3": (
-        "DeepseekV3",
-        GROUPED
-        | {
-            "num_key_value_heads": 4,
-            "q_lora_rank": 192,
-            "kv_lora_rank": 128,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 128,
-            "v_head_dim": 128,
-            "first_k_dense_replace": 1,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 256,
-            "n_shared_experts": 1,
-            "n_group": 2,
-            "topk_group": 1,
-        },
-    ),
-}
 # Sizes that leave short blocks everywhere; one rank only.
 ODD = {
     "hidden_size": 200,
@@ -91,9 +65,9 @@ def check_equal(
 
 
 # Every scheme alone, and one of each layout over ranks.
-CASES = [(model, scheme, 1) for model in MODELS for scheme in SCHEMES] + [
+CASES = [(model, scheme, 1) for model in IN_BLOCKS for scheme in SCHEMES] + [
     (model, scheme, 2)
-    for model in MODELS
+    for model in IN_BLOCKS
     for scheme in ("fp8", "fp8, made ue8m0", "int4, groups of 32", "int4, rows")
 ]
 
@@ -102,7 +76,7 @@ CASES = [(model, scheme, 1) for model in MODELS for scheme in SCHEMES] + [
 def test_equals_the_engine_on_the_values(
     start_engine: Any, tmp_path: Path, model: str, scheme: str, tp: int
 ) -> None:
-    make(tmp_path / "bf16", *MODELS[model], dtype="bfloat16")
+    make(tmp_path / "bf16", *IN_BLOCKS[model], dtype="bfloat16")
     form, scales = SCHEMES[scheme]
     quantised = quantise(tmp_path / "bf16", tmp_path / "quantised", form)
     values = dequantise(quantised, tmp_path / "values", ue8m0=scales == "ue8m0")
@@ -110,7 +84,7 @@ def test_equals_the_engine_on_the_values(
 
 
 def test_experts_divided_among_ranks(start_engine: Any, tmp_path: Path) -> None:
-    make(tmp_path / "bf16", *MODELS["qwen3 moe"], dtype="bfloat16")
+    make(tmp_path / "bf16", *IN_BLOCKS["qwen3 moe"], dtype="bfloat16")
     for name, form in (("fp8", Fp8()), ("int4", Int4(32))):
         quantised = quantise(tmp_path / "bf16", tmp_path / name, form)
         values = dequantise(quantised, tmp_path / f"{name}-values")
@@ -125,12 +99,12 @@ def test_short_blocks(start_engine: Any, tmp_path: Path, scales: str) -> None:
     check_equal(start_engine, quantised, values, scales, tp=1)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", IN_BLOCKS)
 def test_activations_in_fp32_agree_with_transformers(
     start_engine: Any, tmp_path: Path, model: str
 ) -> None:
     """As models that are not quantised: to 1e-4, and the same greedy text."""
-    make(tmp_path / "fp32", *MODELS[model])
+    make(tmp_path / "fp32", *IN_BLOCKS[model])
     quantised = quantise(tmp_path / "fp32", tmp_path / "quantised", Fp8())
     values = dequantise(quantised, tmp_path / "values")
     engine = start_engine(quantised, options={"chunked_prefill_size": 37})
@@ -145,7 +119,7 @@ def test_is_as_near_to_fp32_as_transformers_in_bf16(start_engine: Any, tmp_path:
     ours = theirs = 0.0
     for seed in (3, 5, 11):
         path = tmp_path / str(seed)
-        make(path / "bf16", *MODELS["llama"], dtype="bfloat16", seed=seed)
+        make(path / "bf16", *IN_BLOCKS["llama"], dtype="bfloat16", seed=seed)
         quantised = quantise(path / "bf16", path / "quantised", Int4(64))
         values = dequantise(quantised, path / "values")
         engine = start_engine(quantised)

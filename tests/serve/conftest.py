@@ -12,10 +12,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from payloads import sharing
+from quantise import Fp8, Int4
+from quantised import CASES, SCHEMES, Case, ToldCold, Versions, arguments_of
 from random_models import make
 from safetensors.numpy import load_file, save_file
 from server import ENGINE, Server, eventually
-from trainer import OPTIONS, Cold, Trainer
+from trainer import OPTIONS, Borrow, Cold, Trainer
 
 
 @pytest.fixture(scope="session")
@@ -191,3 +193,39 @@ def latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     make(path, "DeepseekV3", fields, dtype="bfloat16")
     return path
+
+
+@pytest.fixture(scope="session")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
+    return Versions(tmp_path_factory.mktemp("versions"))
+
+
+@pytest.fixture(scope="session")
+def told_cold(cold: Cold) -> ToldCold:
+    return ToldCold(cold)
+
+
+@pytest.fixture
+def make_case(borrow: Borrow, versions: Versions, told_cold: ToldCold) -> Callable[..., Case]:
+    """Borrows an engine of a quantised model: `own` are arguments, `fields` go over the model's."""
+
+    def make_one(
+        model: str,
+        scheme: str,
+        ranks: int,
+        *own: object,
+        form: Fp8 | Int4 | None = None,
+        **fields: object,
+    ) -> Case:
+        form = form or SCHEMES[scheme][0]
+        first, second = (versions.get(model, form, seed, **fields) for seed in (3, 4))
+        arguments = (*arguments_of(scheme, ranks), *own)
+        trainer = Trainer(borrow(*arguments, model=first), ranks)
+        return Case(trainer, first, second, arguments, told_cold)
+
+    return make_one
+
+
+@pytest.fixture(params=CASES, ids=lambda parts: "-".join(map(str, parts)).replace(" ", "-"))
+def case(request: pytest.FixtureRequest, make_case: Callable[..., Case]) -> Case:
+    return make_case(*request.param)

@@ -61,7 +61,7 @@ def test_metrics(server: Server) -> None:
 
 
 def test_unknown_paths_and_methods(server: Server) -> None:
-    assert server.get("/update_weights_from_tensor").status == 404
+    assert server.get("/update_weights_from_nowhere").status == 404
     wrong = server.get("/pause_generation")
     assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
 
