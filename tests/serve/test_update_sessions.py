@@ -43,6 +43,7 @@ def test_begin_and_end_say_what_they_did(trainer: Trainer) -> None:
         "loaded": False,
         "weight_version_pending": None,
         "failure": None,
+        "pending": [],
         "incomplete": None,
     }
     ended = trainer.end().ok()
