@@ -10,6 +10,22 @@ std::string RankText(std::uint32_t rank, const std::string& host) {
   return fmt::format("rank {} (host {})", rank, host);
 }
 
+base::Status AllWell(const Answers& answers) {
+  for (const base::Result<Payload>& answer : answers) {
+    if (!answer) return std::unexpected(answer.error());
+  }
+  return {};
+}
+
+base::Status AddTexts(const Answers& answers, std::vector<std::string>& texts) {
+  SYNCLINE_TRY(AllWell(answers));
+  for (const base::Result<Payload>& answer : answers) {
+    SYNCLINE_ASSIGN(const std::vector<std::string> more, DecodeTexts(*answer));
+    texts.insert(texts.end(), more.begin(), more.end());
+  }
+  return {};
+}
+
 const std::vector<ranks::Peer>& Others::peers() const {
   static const std::vector<ranks::Peer> none;
   return any() ? leader_->peers() : none;

@@ -36,6 +36,11 @@ class Others {
   ranks::Leader* leader_;
 };
 
+// The first failure, if there is one.
+base::Status AllWell(const Answers& answers);
+// Adds the texts that the ranks answered (DecodeTexts).
+base::Status AddTexts(const Answers& answers, std::vector<std::string>& texts);
+
 // "rank 1 (host 10.0.0.2)"
 std::string RankText(std::uint32_t rank, const std::string& host);
 

@@ -398,43 +398,48 @@ Status RankWeights::Snapshot(Selector selector) {
   return {};
 }
 
-Result<std::vector<RankCheck>> RankWeights::Compare(Selector selector,
-                                                    const checker::CheckOptions& options,
-                                                    const base::CancelToken& begun) {
+// `read(runner, check)` of each selected runner.
+template <typename Read>
+Result<std::vector<RankCheck>> RankWeights::ReadSelected(Selector selector,
+                                                         const base::CancelToken& begun,
+                                                         const Read& read) {
   const std::shared_lock lock(live_);
   SYNCLINE_TRY(Changed(begun));
   std::vector<RankCheck> checks;
   for (OwnRunner* runner : Selected(selector)) {
-    auto compared = runner->checker->Compare(options, reading_pool_, begun);
-    if (!compared && compared.error().code == Code::kCancelled) SYNCLINE_TRY(Changed(begun));
-    if (!compared) return std::unexpected(compared.error());
-    for (const checker::Difference& difference : compared->skipped_different) {
-      base::Log(base::LogLevel::kWarning, fmt::format("weights checker: {} differs, and is skipped",
-                                                      runner->Prefixed(difference.name)));
-    }
-    checks.push_back({.role = runner->role,
-                      .message = compared->Message(),
-                      .compared = compared->compared.size(),
-                      .scrambled = runner->scrambled.size()});
+    RankCheck& check = checks.emplace_back();
+    check.role = runner->role;
+    check.scrambled = runner->scrambled.size();
+    const Status done = read(*runner, check);
+    if (!done && done.error().code == Code::kCancelled) SYNCLINE_TRY(Changed(begun));
+    SYNCLINE_TRY(done);
   }
   return checks;
+}
+
+Result<std::vector<RankCheck>> RankWeights::Compare(Selector selector,
+                                                    const checker::CheckOptions& options,
+                                                    const base::CancelToken& begun) {
+  return ReadSelected(selector, begun, [&](OwnRunner& runner, RankCheck& check) -> Status {
+    SYNCLINE_ASSIGN(const checker::CompareReport report,
+                    runner.checker->Compare(options, reading_pool_, begun));
+    for (const checker::Difference& difference : report.skipped_different) {
+      base::Log(base::LogLevel::kWarning, fmt::format("weights checker: {} differs, and is skipped",
+                                                      runner.Prefixed(difference.name)));
+    }
+    check.message = report.Message();
+    check.compared = report.compared.size();
+    return {};
+  });
 }
 
 Result<std::vector<RankCheck>> RankWeights::Checksums(Selector selector,
                                                       const checker::CheckOptions& options,
                                                       const base::CancelToken& begun) {
-  const std::shared_lock lock(live_);
-  SYNCLINE_TRY(Changed(begun));
-  std::vector<RankCheck> checks;
-  for (OwnRunner* runner : Selected(selector)) {
-    auto checksums = runner->checker->Checksums(options, reading_pool_, begun);
-    if (!checksums && checksums.error().code == Code::kCancelled) SYNCLINE_TRY(Changed(begun));
-    if (!checksums) return std::unexpected(checksums.error());
-    checks.push_back({.role = runner->role,
-                      .checksums = *std::move(checksums),
-                      .scrambled = runner->scrambled.size()});
-  }
-  return checks;
+  return ReadSelected(selector, begun, [&](OwnRunner& runner, RankCheck& check) -> Status {
+    SYNCLINE_ASSIGN(check.checksums, runner.checker->Checksums(options, reading_pool_, begun));
+    return {};
+  });
 }
 
 std::vector<std::string> RankWeights::SkippedNames(Selector selector,

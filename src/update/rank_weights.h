@@ -141,6 +141,10 @@ class RankWeights {
   base::Result<Staged> StageIn(const std::string& path);
   base::Status Changed(const base::CancelToken& begun) const;
   std::vector<OwnRunner*> Selected(Selector selector) const;
+  template <typename Read>
+  base::Result<std::vector<RankCheck>> ReadSelected(Selector selector,
+                                                    const base::CancelToken& begun,
+                                                    const Read& read);
   model::Model& target() const;
   void EndReading();
 

@@ -110,21 +110,21 @@ void Readings::Export(std::string name, std::function<void(Result<ExportedTensor
 
 // ---- digests ----
 
-Result<DigestReport> Readings::SumDigests(const std::function<std::string()>& model_path) {
-  struct Begun {
-    std::shared_ptr<base::CancelToken> own;
-    std::future<Answers> others;
-    std::string weight_version;
-  };
+// Lets all ranks begin to read between two steps.
+Result<Readings::Begun> Readings::Begin(RankMessage kind, const Payload& payload) {
   auto promise = std::make_shared<std::promise<Begun>>();
-  std::future<Begun> begin = promise->get_future();
-  const bool queued = engine_.BetweenSteps([this, promise] {
+  std::future<Begun> begun = promise->get_future();
+  const bool queued = engine_.BetweenSteps([this, promise, kind, payload] {
     promise->set_value({.own = own_.BeginReading(),
-                        .others = others_.Command(kDigests, {}),
+                        .others = others_.Command(kind, payload),
                         .weight_version = engine_.stats().weight_version});
   });
   if (!queued) return Fail(Code::kUnavailable, "the engine is shutting down");
-  Begun begun = begin.get();
+  return begun.get();
+}
+
+Result<DigestReport> Readings::SumDigests(const std::function<std::string()>& model_path) {
+  SYNCLINE_ASSIGN(Begun begun, Begin(kDigests, {}));
   DigestReport report;
   report.weight_version = begun.weight_version;
   report.model_path = model_path();
@@ -174,9 +174,7 @@ Status Readings::Exclusive(const std::function<Status()>& work) {
 Status Readings::Snapshot(const CheckMessage& message) {
   std::future<Answers> others = others_.Ask(kSnapshot, Encode(message));
   const Status own = own_.Snapshot(message.selector);
-  for (const Result<Payload>& answer : others.get()) {
-    if (!answer) return std::unexpected(answer.error());
-  }
+  SYNCLINE_TRY(AllWell(others.get()));
   return own;
 }
 
@@ -184,9 +182,7 @@ Status Readings::Reset(const CheckMessage& message) {
   return Exclusive([&]() -> Status {
     std::future<Answers> others = others_.Command(kReset, Encode(message));
     const Status own = own_.Reset(message.selector, message.options);
-    for (const Result<Payload>& answer : others.get()) {
-      if (!answer) return std::unexpected(answer.error());
-    }
+    SYNCLINE_TRY(AllWell(others.get()));
     return own;
   });
 }
@@ -199,32 +195,17 @@ Result<std::vector<std::string>> Readings::PutBack(const CheckMessage& message) 
     const Answers answers = others.get();
     if (!own) return std::unexpected(own.error());
     names = *std::move(own);
-    for (const Result<Payload>& answer : answers) {
-      if (!answer) return std::unexpected(answer.error());
-      SYNCLINE_ASSIGN(const std::vector<std::string> others_names, DecodeTexts(*answer));
-      for (const std::string& name : others_names) {
-        if (std::ranges::find(names, name) == names.end()) names.push_back(name);
-      }
-    }
-    return {};
+    return AddTexts(answers, names);
   }));
+  std::ranges::sort(names);
+  const auto twice = std::ranges::unique(names);
+  names.erase(twice.begin(), twice.end());
   return names;
 }
 
 // kCompare or kChecksums.
 Result<Readings::Checks> Readings::ReadChecks(RankMessage kind, const CheckMessage& message) {
-  struct Begun {
-    std::shared_ptr<base::CancelToken> own;
-    std::future<Answers> others;
-  };
-  auto promise = std::make_shared<std::promise<Begun>>();
-  std::future<Begun> begin = promise->get_future();
-  const bool queued = engine_.BetweenSteps([this, promise, kind, &message] {
-    promise->set_value(
-        {.own = own_.BeginReading(), .others = others_.Command(kind, Encode(message))});
-  });
-  if (!queued) return Fail(Code::kUnavailable, "the engine is shutting down");
-  Begun begun = begin.get();
+  SYNCLINE_ASSIGN(Begun begun, Begin(kind, Encode(message)));
   auto own = kind == kCompare ? own_.Compare(message.selector, message.options, *begun.own)
                               : own_.Checksums(message.selector, message.options, *begun.own);
   const Answers answers = begun.others.get();

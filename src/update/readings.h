@@ -2,6 +2,8 @@
 #pragma once
 
 #include <functional>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -34,8 +36,14 @@ class Readings {
   base::Result<CheckReport> Check(const CheckRequest& request);
 
  private:
+  struct Begun {
+    std::shared_ptr<base::CancelToken> own;
+    std::future<Answers> others;
+    std::string weight_version;  // of what is read
+  };
   using Checks = std::vector<std::vector<RankCheck>>;  // by rank
 
+  base::Result<Begun> Begin(RankMessage kind, const Payload& payload);
   base::Result<DigestReport> SumDigests(const std::function<std::string()>& model_path);
   base::Status Snapshot(const CheckMessage& message);
   base::Status Reset(const CheckMessage& message);

@@ -157,11 +157,7 @@ Result<Staged> Updates::PrepareEverywhere(Selector selector, bool whole) {
 Status Updates::DropEverywhere() {
   std::future<Answers> asked = others_.Ask(kDrop, {});
   std::vector<std::string> lost = own_.Drop();
-  for (const Result<Payload>& answer : asked.get()) {
-    if (!answer) return std::unexpected(answer.error());
-    SYNCLINE_ASSIGN(const std::vector<std::string> names, DecodeTexts(*answer));
-    lost.insert(lost.end(), names.begin(), names.end());
-  }
+  SYNCLINE_TRY(AddTexts(asked.get(), lost));
   return Settle(std::move(lost), {});
 }
 
@@ -169,8 +165,9 @@ Result<bool> Updates::MayWriteInPlace() {
   if (!may_write_) {
     std::future<Answers> asked = others_.Ask(kMayWrite, {});
     bool may = own_.may_write_in_place();
-    for (const Result<Payload>& answer : asked.get()) {
-      if (!answer) return std::unexpected(answer.error());
+    const Answers answers = asked.get();
+    SYNCLINE_TRY(AllWell(answers));
+    for (const Result<Payload>& answer : answers) {
       SYNCLINE_ASSIGN(const std::uint64_t other, DecodeNumber(*answer));
       may = may || other != 0;
     }
@@ -238,17 +235,11 @@ Status Updates::CommitEverywhere(const Engine::ExclusiveOptions& options, bool d
     std::future<Answers> asked = others_.Command(derive_only ? kDeriveLive : kCommit, {});
     if (derive_only) {
       const Status derived = own_.DeriveLive();
-      for (const Result<Payload>& answer : asked.get()) {
-        if (!answer) return std::unexpected(answer.error());
-      }
+      SYNCLINE_TRY(AllWell(asked.get()));
       return derived;
     }
     lost_ = own_.Commit();
-    for (const Result<Payload>& answer : asked.get()) {
-      if (!answer) return std::unexpected(answer.error());
-      SYNCLINE_ASSIGN(const std::vector<std::string> names, DecodeTexts(*answer));
-      lost_.insert(lost_.end(), names.begin(), names.end());
-    }
+    SYNCLINE_TRY(AddTexts(asked.get(), lost_));
     if (path) {
       const std::scoped_lock lock(mutex_);
       model_path_ = *path;
