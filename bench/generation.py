@@ -203,7 +203,7 @@ def measure_load(
 
 
 def loading(report: Report, checkpoint: Path) -> None:
-    if not report.wants("load_gbps", "exchange_gbps"):
+    if not report.wants("load_gbps", "commit_gbps"):
         return
     size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) / 1e9
     with syncline.Engine(checkpoint) as engine:
@@ -211,8 +211,8 @@ def loading(report: Report, checkpoint: Path) -> None:
         swap = measure_load(report, engine, checkpoint, case)
     report.add(
         Line(
-            name="exchange_gbps",
-            case="exchange of staged and live weights, no forward runs",
+            name="commit_gbps",
+            case="what was made ready is copied over the live weights, no forward runs",
             unit="GB/s",
             ours=size / statistics.median(swap),
             limit=memcpy_gbps(),
