@@ -365,30 +365,49 @@ Status RankWeights::Changed(const base::CancelToken& begun) const {
   return Fail(Code::kOutOfOrder, "the weights changed while they were read");
 }
 
+std::vector<std::string> RankWeights::TensorNames() const {
+  std::vector<std::string> names;
+  for (const auto& runner : runners_) {
+    for (const layout::TensorSpec& tensor : runner->model.plan().tensors()) {
+      names.push_back(runner->Prefixed(tensor.name));
+    }
+  }
+  return names;
+}
+
 Result<RankDigests> RankWeights::Digests(const base::CancelToken& begun) const {
   const std::shared_lock lock(live_);
   SYNCLINE_TRY(Changed(begun));
-  const layout::Plan& plan = target().plan();
-  LoadLayout weights(target(), reading_pool_);
   RankDigests digests;
-  for (std::size_t i = 0; i < plan.tensors().size(); ++i) {
-    const auto digest = layout::DigestOwned(plan, i, weights.Of(i), &begun);
-    if (!digest) return std::unexpected(Changed(begun).error());
-    digests.tensors.push_back(*digest);
-  }
   std::string derived;
-  const auto live = target().parameters().live();
-  for (std::size_t i = 0; i < plan.parameters().size(); ++i) {
-    if (!plan.IsDerived(i)) continue;
-    SYNCLINE_TRY(Changed(begun));
-    const layout::TensorSpec& spec = plan.parameters()[i];
-    derived += fmt::format("{} {}\n", spec.name,
-                           tensor::DigestOf(live[i], tensor::DigestUnitBytes(spec.dtype)).Hex());
+  for (const auto& runner : runners_) {
+    SYNCLINE_TRY(AddDigests(*runner, begun, digests.tensors, derived));
   }
   if (!derived.empty()) {
     digests.derived = tensor::HashHex(tensor::HashKind::kXxh3, base::AsBytes(derived));
   }
   return digests;
+}
+
+// `derived`: a line for each derived parameter.
+Status RankWeights::AddDigests(const OwnRunner& runner, const base::CancelToken& begun,
+                               std::vector<tensor::Digest>& tensors, std::string& derived) const {
+  const layout::Plan& plan = runner.model.plan();
+  LoadLayout weights(runner.model, reading_pool_);
+  for (std::size_t i = 0; i < plan.tensors().size(); ++i) {
+    const auto digest = layout::DigestOwned(plan, i, weights.Of(i), &begun);
+    if (!digest) return Changed(begun);
+    tensors.push_back(*digest);
+  }
+  const auto live = runner.model.parameters().live();
+  for (std::size_t i = 0; i < plan.parameters().size(); ++i) {
+    if (!plan.IsDerived(i)) continue;
+    SYNCLINE_TRY(Changed(begun));
+    const layout::TensorSpec& spec = plan.parameters()[i];
+    derived += fmt::format("{} {}\n", runner.Prefixed(spec.name),
+                           tensor::DigestOf(live[i], tensor::DigestUnitBytes(spec.dtype)).Hex());
+  }
+  return {};
 }
 
 Status RankWeights::Snapshot(Selector selector) {

@@ -51,7 +51,8 @@ struct Staged {
 };
 
 struct RankDigests {
-  std::vector<tensor::Digest> tensors;  // of what this rank owns of each tensor of the plan
+  // Of what this rank owns of each tensor, in the order of RankWeights::TensorNames.
+  std::vector<tensor::Digest> tensors;
   std::string derived;  // xxh3-128 over the digests of the derived parameters; empty: it has none
 };
 
@@ -107,7 +108,10 @@ class RankWeights {
   // Computing thread.
   base::Result<std::vector<layout::OwnedPart>> ExportOwned(std::size_t tensor) const;
 
-  // Digests of the target's weights that are live when BeginReading is called (between two steps);
+  // The checkpoint tensors of all runners, the target's first; a draft's begin with its role.
+  std::vector<std::string> TensorNames() const;
+
+  // Digests of all runners' weights that are live when BeginReading is called (between two steps);
   // computed on any thread, while the model goes on. kOutOfOrder if the weights change before it is
   // done: the change does not wait.
   std::shared_ptr<base::CancelToken> BeginReading() const;
@@ -137,6 +141,8 @@ class RankWeights {
   struct OwnRunner;
   class Writing;
 
+  base::Status AddDigests(const OwnRunner& runner, const base::CancelToken& begun,
+                          std::vector<tensor::Digest>& tensors, std::string& derived) const;
   base::Status CompareConfiguration(const std::string& path) const;
   base::Result<Staged> StageIn(const std::string& path);
   base::Status Changed(const base::CancelToken& begun) const;

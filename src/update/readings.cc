@@ -131,8 +131,8 @@ Result<DigestReport> Readings::SumDigests(const std::function<std::string()>& mo
   Result<RankDigests> own = own_.Digests(*begun.own);
   const Answers answers = begun.others.get();
   if (!own) return std::unexpected(own.error());
-  for (const layout::TensorSpec& tensor : plan_.tensors()) {
-    report.tensors.push_back({tensor.name, own->tensors[report.tensors.size()]});
+  for (std::string& name : own_.TensorNames()) {
+    report.tensors.push_back({std::move(name), own->tensors[report.tensors.size()]});
   }
   report.derived.push_back(own->derived);
   for (const Result<Payload>& answer : answers) {
@@ -158,7 +158,8 @@ Result<DigestReport> Readings::Digests(const DigestRequest& request, const std::
     return Fail(Code::kInvalidArgument,
                 "no store to compare with: nothing was pulled yet; name one as \"source\"");
   }
-  SYNCLINE_ASSIGN(report->comparison, CompareDigests(files_, plan_, report->tensors, source,
+  const auto target = std::span(report->tensors).first(plan_.tensors().size());
+  SYNCLINE_ASSIGN(report->comparison, CompareDigests(files_, plan_, target, source,
                                                      *request.version, launch_path_, cancel_));
   return report;
 }

@@ -2,8 +2,11 @@
 // stand-in for a draft.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <future>
+#include <map>
 #include <memory>
 #include <thread>
 
@@ -77,6 +80,16 @@ class SessionsTest : public engine::EngineTest {
   }
   Status SetVersion(const std::string& label) {
     return WaitFor<Status>([&](auto done) { weights_->SetVersion(label, std::move(done)); });
+  }
+  std::map<std::string, std::string> Digests() {
+    const auto report =
+        WaitFor<Result<DigestReport>>([&](auto done) { weights_->Digests({}, std::move(done)); });
+    EXPECT_OK(report);
+    std::map<std::string, std::string> digests = {{"derived", report->derived[0]}};
+    for (const DigestReport::Tensor& tensor : report->tensors) {
+      digests[tensor.name] = tensor.digest.Hex();
+    }
+    return digests;
   }
   Result<CheckReport> Check(CheckRequest::Action action, Selector selector = Selector::kAll) {
     return WaitFor<Result<CheckReport>>([&](auto done) {
@@ -406,6 +419,66 @@ TEST_F(SessionsTest, APairMayComeInTwoUpdates) {
   ASSERT_OK(End(/*abort=*/true));
   EXPECT_EQ(engine_->stats().hold, Hold::kNone);
   EXPECT_EQ(draft_.State(), before);
+}
+
+// ---- failures ----
+
+// At every tensor of an update: the old bytes and version stay, of all runners, and the next update
+// works.
+TEST_F(SessionsTest, AFailureAtAnyTensorLeavesNoTraceInAnyRunner) {
+  MakeWithDraft();
+  const auto before = Digests();
+  EXPECT_TRUE(before.contains("ab.weight") || before.contains("a.weight"));
+  EXPECT_TRUE(before.contains("draft.d.q.weight"));
+  const UnitModel::Weights next = draft_.RandomWeights(5);
+  const auto& tensors = draft_.plan().tensors();
+  for (std::size_t wrong = 0; wrong < tensors.size(); ++wrong) {
+    ASSERT_OK(Begin());
+    ASSERT_OK(Send(One("a.weight", 3)));
+    bool failed = false;
+    for (std::size_t i = 0; i < tensors.size() && !failed; ++i) {
+      TensorView view = {tensors[i].name, tensors[i].dtype, tensors[i].shape, next[i]};
+      if (i == wrong) view.shape.push_back(1);
+      TensorUpdate update;
+      update.payloads = {MessageOf({&view, 1})};
+      if (i == wrong && wrong % 2 == 1) update.payloads[0].pop_back();
+      failed = !Send(std::move(update));
+      EXPECT_EQ(failed, i == wrong) << tensors[i].name;
+    }
+    EXPECT_FALSE(End());
+    ASSERT_EQ(Digests(), before) << tensors[wrong].name;
+  }
+  ASSERT_OK(Begin());
+  TensorUpdate update = OfDraft(DraftNames(), 5);
+  update.weight_version = "two";
+  ASSERT_OK(Send(std::move(update)));
+  ASSERT_OK(Send(One("a.weight", 3)));
+  ASSERT_OK(End());
+  EXPECT_EQ(draft_.State(), ColdDraft(5));
+  ExpectServed(3, 2, "two");
+}
+
+// The memory for what is staged is a file, so that this limit stands for a machine that has no more.
+TEST_F(SessionsTest, NoMemoryForWhatIsStagedIsAnError) {
+  MakeWithDraft();
+  const auto before = Digests();
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  rlimit little = limit;
+  little.rlim_cur = 4096;
+  ASSERT_OK(Begin());
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
+  const auto refused = Send(OfDraft(DraftNames(), 5));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, HasSubstr("syncline-staging"));
+  EXPECT_ERROR(End(), Code::kOutOfOrder, "syncline-staging");
+  EXPECT_EQ(Digests(), before);
+  ASSERT_OK(Begin({.selector = Selector::kDraft}));
+  ASSERT_OK(Send(OfDraft(DraftNames(), 5)));
+  ASSERT_OK(End());
+  EXPECT_EQ(draft_.State(), ColdDraft(5));
 }
 
 // ---- without undo ----

@@ -145,7 +145,9 @@ struct DigestReport {
     std::string name;
     tensor::Digest digest;
   };
-  std::vector<Tensor> tensors;       // of the whole checkpoint tensors, in the plan's order
+  // Of the whole checkpoint tensors, in the plan's order; then those of drafts, "<role>." before
+  // their names. Only the target's are compared with a version.
+  std::vector<Tensor> tensors;
   std::vector<std::string> derived;  // by rank, see RankDigests
   std::optional<DigestComparison> comparison;
 };
