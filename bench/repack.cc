@@ -115,10 +115,10 @@ struct Plain {
 
   // Values [16 * first, 16 * last) of all rows.
   void Weights(const std::byte* from, std::byte* to, std::size_t first, std::size_t last) const {
-    static const auto kPermutation = MarlinPermutation();
+    static const auto permutation = MarlinPermutation();
     for (std::size_t kt = first; kt < last; ++kt) {
       for (std::size_t x = 0; x < rows * 16; ++x) {
-        const std::size_t at = x / 1024 * 1024 + kPermutation[x % 1024];
+        const std::size_t at = x / 1024 * 1024 + permutation[x % 1024];
         const std::size_t n = at / 256 * 16 + at % 16;
         const std::size_t k = kt * 16 + at % 256 / 16;
         Move(from, to, n * columns + k, kt * rows * 16 + x);
@@ -199,11 +199,12 @@ Result<Json> Measure(const Case& c, std::size_t rounds, base::ThreadPool& pool) 
   SYNCLINE_ASSIGN(const Unit unit, MakeUnit(layout));
   SYNCLINE_ASSIGN(const Unit original, MakeUnit(layout));
   SYNCLINE_ASSIGN(const Unit repacked, MakeUnit(layout));
-  std::mt19937_64 random(1);
+  std::mt19937_64 random(1);  // NOLINT: the same every time
   const base::MutableByteSpan bytes = original.memory.bytes();
   for (std::size_t i = 0; i + 8 <= bytes.size(); i += 8) base::Store(bytes.data() + i, random());
 
-  const double plain_bytes = static_cast<double>(bytes.size() / c.matrix.count() * c.plain);
+  const double plain_bytes = static_cast<double>(bytes.size()) /
+                             static_cast<double>(c.matrix.count()) * static_cast<double>(c.plain);
   std::ranges::fill(repacked.memory.bytes(), std::byte{0});
   std::ranges::fill(unit.memory.bytes(), std::byte{0});
   const double plain_repack =

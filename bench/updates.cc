@@ -114,6 +114,7 @@ class Served {
   // One session with all of the weights.
   Result<Seconds> Send(const Weights& weights) {
     std::vector<update::TensorUpdate> updates;
+    updates.reserve(weights.messages.size());
     for (const std::vector<std::byte>& message : weights.messages) {
       updates.push_back({.payloads = {message}, .format = payload::Format::kSafetensors});
     }
@@ -182,7 +183,7 @@ struct Bench {
   Json::Array cases = {};
 
   void Add(const std::string& line, const std::string& of, bool undo, const Weights& weights,
-           std::vector<std::pair<std::string, std::vector<double>>> lists) {
+           const std::vector<std::pair<std::string, std::vector<double>>>& lists) {
     Json::Object found{{"line", line},
                        {"of", of},
                        {"undo", undo},

@@ -78,6 +78,7 @@ class WeightChecker final : public Checker {
 // By number of the entry.
 std::vector<bool> WeightChecker::Skipped(const CheckOptions& options) const {
   std::vector<bool> skipped;
+  skipped.reserve(entries_.size());
   for (const Entry& entry : entries_) skipped.push_back(IsSkipped(entry.name, options.skip));
   return skipped;
 }

@@ -25,7 +25,7 @@ namespace syncline::checker {
 // One thread at a time.
 class DeviceHash {
  public:
-  static constexpr std::uint64_t kTileBytes = 8192 * 4;
+  static constexpr std::uint64_t kTileBytes = std::uint64_t{8192} * 4;
 
   // bytes: of the whole tensor.
   explicit DeviceHash(std::uint64_t bytes) : bytes_(bytes) {}

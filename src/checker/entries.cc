@@ -11,7 +11,6 @@ namespace {
 
 using quant::Slot;
 using quant::Unit;
-using tensor::Dtype;
 
 constexpr std::array<std::string_view, 4> kNeverChecked = {"cos_sin_cache", "inv_freq", "freqs_cis",
                                                            "_weight_fp32"};

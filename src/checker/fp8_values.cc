@@ -25,6 +25,7 @@ float PowerOfTwo(std::uint32_t exponent) {
 
 std::vector<ByteSpan> SlotsOf(const Entry& entry, AllSlots slots) {
   std::vector<ByteSpan> own;
+  own.reserve(entry.unit->parameters.size());
   for (const std::size_t parameter : entry.unit->parameters) own.push_back(slots[parameter]);
   return own;
 }

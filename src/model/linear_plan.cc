@@ -61,6 +61,7 @@ std::size_t LinearPlanner::AddUnit(const std::string& module, quant::Matrix matr
 LinearParameters LinearPlanner::Columns(const std::string& module, const std::vector<Part>& parts,
                                         std::uint64_t columns, bool bias) {
   std::vector<std::string> names;
+  names.reserve(parts.size());
   for (const Part& part : parts) names.push_back(part.tensor);
   LinearParameters linear;
   const auto plan = [&](const std::string& kind, const Blocks& blocks) {

@@ -24,7 +24,7 @@ constexpr std::int64_t kAtenRows = 512;
 
 // Rows of a panel: what the scheme reads and the kernels compute at once divide it.
 std::int64_t PanelRows(const WeightMatrix& weight, std::int64_t wanted) {
-  const std::int64_t step = std::lcm(weight.RowStep(), std::int64_t{4});
+  const std::int64_t step = std::max<std::int64_t>(4, std::lcm(weight.RowStep(), std::int64_t{4}));
   return std::max<std::int64_t>(1, wanted / step) * step;
 }
 

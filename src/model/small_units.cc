@@ -48,6 +48,7 @@ SmallUnit::SmallUnit(std::shared_ptr<const quant::Scheme> scheme, quant::Matrix 
     FillRandom(slot.load.dtype, slot.name.find("scale") != std::string::npos, ++seed,
                {bytes.data(), slot.load.bytes()});
   }
+  views.reserve(bytes_.size());
   for (auto& bytes : bytes_) views.emplace_back(bytes);
   base::ThreadPool pool(1);
   unit_.scheme->Process(unit_.matrix, views, pool);

@@ -98,10 +98,10 @@ std::vector<PythonName> MakeNames() {
 }  // namespace
 
 base::Result<const PythonName*> FindName(std::string_view module, std::string_view name) {
-  static const std::vector<PythonName> kAll = MakeNames();
+  static const std::vector<PythonName> all = MakeNames();
   const auto found = std::ranges::find_if(
-      kAll, [&](const PythonName& known) { return known.module == module && known.name == name; });
-  if (found != kAll.end()) return &*found;
+      all, [&](const PythonName& known) { return known.module == module && known.name == name; });
+  if (found != all.end()) return &*found;
   if (module == kReductions && name == "rebuild_storage_fd") {
     return base::Fail(
         base::Code::kInvalidArgument,

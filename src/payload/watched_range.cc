@@ -35,6 +35,7 @@ bool MendPage(std::uintptr_t address) {
   const auto found = registry.ranges.upper_bound(address);
   if (found == registry.ranges.end() || address < found->second->begin_) return false;
   found->second->broken_.store(true);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): it came as a number
   void* const page = reinterpret_cast<void*>(address / registry.page * registry.page);
   return ::mmap(page, registry.page, PROT_READ | PROT_WRITE,
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;  // NOLINT: a macro

@@ -108,6 +108,7 @@ class QuantForms final : public layout::Forms {
       const std::string& name = plan_.tensors()[i].name;
       if (!name.ends_with(first)) continue;
       std::vector<std::size_t> tensors;
+      tensors.reserve(suffixes.size());
       const std::string module = name.substr(0, name.size() - first.size());
       for (const std::string& suffix : suffixes) {
         tensors.push_back(plan_.FindTensor(module + suffix));

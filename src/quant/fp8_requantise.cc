@@ -55,7 +55,7 @@ using Table = std::array<std::uint8_t, 2 * std::size_t{kSign}>;
 
 // Makes the table of a block, and returns the exponent of its new scale.
 std::uint8_t MakeTable(float scale, std::uint8_t largest_plus_one, Table& table) {
-  static const auto kValues = [] {
+  static const auto values_of = [] {
     std::array<float, kSign> values;
     for (std::size_t q = 0; q < kSign; ++q) {
       values[q] = tensor::FromE4M3(static_cast<std::uint8_t>(q));
@@ -63,7 +63,7 @@ std::uint8_t MakeTable(float scale, std::uint8_t largest_plus_one, Table& table)
     return values;
   }();
   const auto value = [scale](std::size_t q) {
-    return tensor::FromBf16(tensor::ToBf16(kValues[q] * scale));
+    return tensor::FromBf16(tensor::ToBf16(values_of[q] * scale));
   };
   constexpr float kLeast = 1e-4F;
   const float amax = largest_plus_one == 0 ? kLeast : std::fabs(value(largest_plus_one - 1U));

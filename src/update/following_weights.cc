@@ -45,11 +45,11 @@ Result<Payload> Unknown(const Message& message) {
 
 class Weights : public FollowingWeights {
  public:
-  Weights(base::FileSystem& files, std::vector<Runner> runners, ranks::Follower& follower,
+  Weights(base::FileSystem& files, const std::vector<Runner>& runners, ranks::Follower& follower,
           RankWeights::Options options)
       : tensors_(runners[0].model->plan().tensors().size()),
         follower_(follower),
-        weights_(files, std::move(runners), std::move(options), cancel_) {
+        weights_(files, runners, std::move(options), cancel_) {
     follower.OnWork([this](Message message) { OnWork(std::move(message)); });
   }
 
@@ -176,10 +176,10 @@ void Weights::OnCommand(Message message) {
 }  // namespace
 
 std::unique_ptr<FollowingWeights> FollowingWeights::Create(base::FileSystem& files,
-                                                           std::vector<Runner> runners,
+                                                           const std::vector<Runner>& runners,
                                                            ranks::Follower& follower,
                                                            RankWeights::Options options) {
-  return std::make_unique<Weights>(files, std::move(runners), follower, std::move(options));
+  return std::make_unique<Weights>(files, runners, follower, std::move(options));
 }
 
 }  // namespace syncline::update

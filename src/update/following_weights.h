@@ -17,7 +17,7 @@ class FollowingWeights {
  public:
   // Takes over the follower's OnWork. The runners are those of rank 0, in its order.
   static std::unique_ptr<FollowingWeights> Create(base::FileSystem& files,
-                                                  std::vector<Runner> runners,
+                                                  const std::vector<Runner>& runners,
                                                   ranks::Follower& follower,
                                                   RankWeights::Options options);
   // Cancels what runs and waits for it.

@@ -14,7 +14,7 @@ std::vector<std::byte> MessageOf(std::span<const tensor::TensorView> tensors) {
                           offset + tensor.bytes.size());
     offset += tensor.bytes.size();
   }
-  header += "}";
+  header += '}';
   while (header.size() % 8 != 0) header += ' ';
   const std::uint64_t size = header.size();
   std::string message(base::AsText(std::as_bytes(std::span(&size, 1))));

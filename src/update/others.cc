@@ -65,6 +65,7 @@ std::future<Answers> Others::Ask(std::span<const ranks::Peer> of, RankMessage ki
 std::vector<std::future<Answers>> Others::AskEach(RankMessage kind,
                                                   std::vector<Payload> payloads) const {
   std::vector<std::future<Answers>> asked;
+  asked.reserve(peers().size());
   for (std::size_t i = 0; i < peers().size(); ++i) {
     asked.push_back(Ask(std::span(peers()).subspan(i, 1), kind, std::move(payloads[i])));
   }

@@ -145,8 +145,8 @@ class RankWeights::Writing {
   std::unique_lock<std::shared_mutex> lock_;
 };
 
-RankWeights::RankWeights(base::FileSystem& files, std::vector<Runner> runners, Options options,
-                         const base::CancelToken& cancel)
+RankWeights::RankWeights(base::FileSystem& files, const std::vector<Runner>& runners,
+                         Options options, const base::CancelToken& cancel)
     : files_(files),
       options_(std::move(options)),
       cancel_(cancel),

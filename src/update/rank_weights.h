@@ -75,7 +75,7 @@ class RankWeights {
     std::uint64_t undo_memory = ~std::uint64_t{0};  // of each runner
   };
   // All must outlive it. The first runner is the target.
-  RankWeights(base::FileSystem& files, std::vector<Runner> runners, Options options,
+  RankWeights(base::FileSystem& files, const std::vector<Runner>& runners, Options options,
               const base::CancelToken& cancel);
   ~RankWeights();
 

@@ -89,7 +89,7 @@ Readings::Readings(base::FileSystem& files, engine::Engine& engine, const layout
       cancel_(cancel),
       launch_path_(std::move(launch_path)) {}
 
-void Readings::Export(std::string name, std::function<void(Result<ExportedTensor>)> done) {
+void Readings::Export(std::string name, const std::function<void(Result<ExportedTensor>)>& done) {
   std::size_t tensor = plan_.FindTensor(name);
   if (tensor == layout::Plan::npos) tensor = plan_.FindAlias(name);
   if (tensor == layout::Plan::npos) {

@@ -27,7 +27,7 @@ class Readings {
            std::string launch_path);
 
   // As Weights::Export.
-  void Export(std::string name, std::function<void(base::Result<ExportedTensor>)> done);
+  void Export(std::string name, const std::function<void(base::Result<ExportedTensor>)>& done);
 
   // `source`, `model_path`: see DigestRequest and DigestReport.
   base::Result<DigestReport> Digests(const DigestRequest& request, const std::string& source,

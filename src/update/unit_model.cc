@@ -154,6 +154,7 @@ UnitModel::UnitModel(const std::string& prefix) {
 base::Status UnitModel::Derive(std::span<const base::MutableByteSpan> memory) {
   const quant::Unit& unit = units_.units()[0];
   std::vector<base::ByteSpan> slots;
+  slots.reserve(unit.parameters.size());
   for (const std::size_t parameter : unit.parameters) slots.emplace_back(memory[parameter]);
   unit.scheme->Dequantise(unit.matrix, slots, quant::Layout::kRuntime, 0, 0, unit.matrix.rows(),
                           reinterpret_cast<std::uint16_t*>(memory[absorbed_].data()));
@@ -208,6 +209,7 @@ UnitModel::Weights UnitModel::Exported() {
   const std::vector<base::MutableByteSpan> copies(slots.begin(), slots.end());
   units_.RestoreAll(copies, pool);
   std::vector<base::ByteSpan> parts;
+  parts.reserve(copies.size());
   for (const base::MutableByteSpan slot : copies) {
     parts.push_back(slot.first(plan_.parameters()[parts.size()].bytes()));
   }

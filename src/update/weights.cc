@@ -90,7 +90,7 @@ class LiveWeights : public Weights {
   }
 
   void Export(std::string name, std::function<void(Result<ExportedTensor>)> done) override {
-    readings_.Export(std::move(name), std::move(done));
+    readings_.Export(std::move(name), done);
   }
   std::vector<std::string> names() const override;
 
