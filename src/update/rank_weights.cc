@@ -33,6 +33,7 @@
 #include "replica/replica.h"
 #include "replica/state.h"
 #include "tensor/hash.h"
+#include "update/load_layout.h"
 #include "update/replica_reading.h"
 
 namespace syncline::update {
@@ -42,49 +43,6 @@ using base::Code;
 using base::Fail;
 using base::Result;
 using base::Status;
-
-std::vector<base::ByteSpan> LiveViews(const model::Model& model,
-                                      std::span<const base::MutableByteSpan> live) {
-  std::vector<base::ByteSpan> views;
-  for (const layout::TensorSpec& spec : model.plan().parameters()) {
-    views.push_back(live[views.size()].first(spec.bytes()));
-  }
-  return views;
-}
-
-// The live parameters in the load layout: the unit of a tensor is restored beside them when it is
-// asked for, one at a time.
-class LoadLayout {
- public:
-  LoadLayout(model::Model& model, base::ThreadPool& pool)
-      : model_(model), pool_(pool), views_(LiveViews(model, model.parameters().live())) {}
-
-  // Views of all parameters, of which those of the tensor are good.
-  std::span<const base::ByteSpan> Of(std::size_t tensor) {
-    const auto pieces = model_.plan().PiecesOf(tensor);
-    const std::size_t unit =
-        pieces.empty() ? quant::Units::npos : model_.units().UnitOf(pieces[0].parameter);
-    if (unit == quant::Units::npos || unit == unit_ ||
-        !model_.units().units()[unit].scheme->Repacks()) {
-      return views_;
-    }
-    unit_ = unit;
-    restored_ = model_.units().Restored(unit, model_.parameters().live(), pool_);
-    const std::vector<std::size_t>& parameters = model_.units().units()[unit].parameters;
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const std::uint64_t bytes = model_.plan().parameters()[parameters[i]].bytes();
-      views_[parameters[i]] = base::ByteSpan(restored_[i]).first(bytes);
-    }
-    return views_;
-  }
-
- private:
-  model::Model& model_;
-  base::ThreadPool& pool_;
-  std::vector<base::ByteSpan> views_;
-  std::size_t unit_ = quant::Units::npos;
-  std::vector<std::vector<std::byte>> restored_;  // of unit_
-};
 
 std::vector<layout::Arrival> ArrivalsOf(const payload::Batch& batch) {
   std::vector<layout::Arrival> arrivals;

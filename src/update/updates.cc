@@ -61,10 +61,8 @@ UpdateReport ReportOf(const Staged& staged) {
 Updates::Updates(Engine& engine, RankWeights& own, const Others& others,
                  const Weights::Options& options)
     : engine_(engine),
-      own_(own),
-      others_(others),
+      ranks_(own, others, options.host),
       options_(options),
-      ranks_(static_cast<std::uint32_t>(others.peers().size()) + 1),
       model_path_(options.launch_path) {}
 
 SessionState Updates::state() const {
@@ -86,94 +84,6 @@ Status Updates::SetVersion(const std::string& label) {
     }
   }
   return WaitFor([&](Engine::Done done) { engine_.SetVersion(label, std::move(done)); });
-}
-
-// ---- all ranks ----
-
-Result<Staged> Updates::AddUp(const Result<Staged>& own, const Answers& answers) const {
-  const std::string self = RankText(0, options_.host);
-  if (!own && others_.any()) return base::Annotate(own.error(), self);
-  if (!own) return std::unexpected(own.error());
-  Staged all = *own;
-  for (std::size_t i = 0; i < answers.size(); ++i) {
-    if (!answers[i]) return std::unexpected(answers[i].error());
-    SYNCLINE_ASSIGN(const Staged other, DecodeStaged(*answers[i]));
-    if (other.held != own->held) {
-      const auto text = [](const std::string& held) { return held.empty() ? "no replica" : held; };
-      const ranks::Peer& peer = others_.peers()[i];
-      return Fail(Code::kOutOfOrder,
-                  fmt::format("the hosts do not hold the same: {} has {}, {} has {}", self,
-                              text(own->held), RankText(peer.rank, peer.host), text(other.held)));
-    }
-    all.tensors = std::max(all.tensors, other.tensors);
-    all.skipped = std::max(all.skipped, other.skipped);
-    all.bytes += other.bytes;
-    // What one rank has and another has not does not count.
-    if (other.loaded) all.unchanged = all.unchanged && other.unchanged;
-    all.loaded = all.loaded || other.loaded;
-    all.in_place = all.in_place || other.in_place;
-    for (const std::string& name : other.pending) {
-      if (std::ranges::find(all.pending, name) == all.pending.end()) all.pending.push_back(name);
-    }
-  }
-  return all;
-}
-
-Result<Staged> Updates::StageEverywhere(const std::string& path) {
-  std::future<Answers> asked = others_.Ask(kStage, EncodeText(path));
-  const Result<Staged> own = own_.Stage(path);
-  Result<Staged> all = AddUp(own, asked.get());
-  if (!all && all.error().code == Code::kOutOfOrder && own) {
-    return base::Annotate(all.error(), path);
-  }
-  return all;
-}
-
-Result<Staged> Updates::ReceiveEverywhere(const TensorUpdate& update, Selector selector) {
-  const auto of = [&](std::size_t rank) -> const std::vector<std::byte>& {
-    return update.payloads[update.payloads.size() == 1 ? 0 : rank];
-  };
-  std::vector<Payload> messages;
-  for (std::uint32_t rank = 1; rank < ranks_; ++rank) {
-    messages.push_back(Encode(ReceiveRequest{selector, update.format, update.direct, of(rank)}));
-  }
-  std::vector<std::future<Answers>> asked = others_.AskEach(kReceive, std::move(messages));
-  const Result<Staged> own = own_.Receive(selector, update.format, update.direct, of(0));
-  Answers answers;
-  for (std::future<Answers>& one : asked) {
-    Answers answer = one.get();
-    answers.push_back(std::move(answer[0]));
-  }
-  return AddUp(own, answers);
-}
-
-Result<Staged> Updates::PrepareEverywhere(Selector selector, bool whole) {
-  std::future<Answers> asked = others_.Ask(kPrepare, Encode(PrepareRequest{selector, whole}));
-  const Result<Staged> own = own_.Prepare(selector, whole);
-  return AddUp(own, asked.get());
-}
-
-// Forgets what came, and says to the engine where that leaves it.
-Status Updates::DropEverywhere() {
-  std::future<Answers> asked = others_.Ask(kDrop, {});
-  std::vector<std::string> lost = own_.Drop();
-  SYNCLINE_TRY(AddTexts(asked.get(), lost));
-  return Settle(std::move(lost), {});
-}
-
-Result<bool> Updates::MayWriteInPlace() {
-  if (!may_write_) {
-    std::future<Answers> asked = others_.Ask(kMayWrite, {});
-    bool may = own_.may_write_in_place();
-    const Answers answers = asked.get();
-    SYNCLINE_TRY(AllWell(answers));
-    for (const Result<Payload>& answer : answers) {
-      SYNCLINE_ASSIGN(const std::uint64_t other, DecodeNumber(*answer));
-      may = may || other != 0;
-    }
-    may_write_ = may;
-  }
-  return *may_write_;
 }
 
 // ---- the engine ----
@@ -199,6 +109,12 @@ Status Updates::Quiesce(bool hold) {
   return {};
 }
 
+// Forgets what came on all ranks, and says to the engine where that leaves it.
+Status Updates::Undo() {
+  SYNCLINE_ASSIGN(std::vector<std::string> lost, ranks_.Drop());
+  return Settle(std::move(lost), {});
+}
+
 // Lets the engine go on, unless something is lost or waits, or a session is writing in place.
 Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::string>& pending) {
   // Ranks lose the same parameters, each its part.
@@ -218,7 +134,7 @@ Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::str
     state.pending = pending;
   });
   // A session that may write in place keeps the engine held until its end.
-  const bool writes = state().open && sync_base_ && may_write_.value_or(false);
+  const bool writes = state().open && sync_base_ && ranks_.known_to_write_in_place();
   Hold hold = held_ && writes ? Hold::kWait : Hold::kNone;
   if (!pending.empty()) hold = Hold::kWait;
   if (incomplete) hold = Hold::kRefuse;
@@ -229,17 +145,11 @@ Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::str
 }
 
 // `derive_only`: nothing came; who wrote past us relies on it.
-Status Updates::CommitEverywhere(const Engine::ExclusiveOptions& options, bool derive_only,
-                                 const std::optional<std::string>& path) {
+Status Updates::Commit(const Engine::ExclusiveOptions& options, bool derive_only,
+                       const std::optional<std::string>& path) {
   return ExclusiveWork(options, [&]() -> Status {
-    std::future<Answers> asked = others_.Command(derive_only ? kDeriveLive : kCommit, {});
-    if (derive_only) {
-      const Status derived = own_.DeriveLive();
-      SYNCLINE_TRY(AllWell(asked.get()));
-      return derived;
-    }
-    lost_ = own_.Commit();
-    SYNCLINE_TRY(AddTexts(asked.get(), lost_));
+    if (derive_only) return ranks_.DeriveLive();
+    SYNCLINE_ASSIGN(lost_, ranks_.Commit());
     if (path) {
       const std::scoped_lock lock(mutex_);
       model_path_ = *path;
@@ -263,7 +173,7 @@ Status Updates::CheckFlush(bool flush) const {
 Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
   Touch();
   SYNCLINE_TRY(CheckFlush(update.flush_cache));
-  SYNCLINE_ASSIGN(const bool in_place, MayWriteInPlace());
+  SYNCLINE_ASSIGN(const bool in_place, ranks_.MayWriteInPlace());
   const Clock::time_point begin = Clock::now();
   if (in_place) SYNCLINE_TRY(Quiesce(/*hold=*/true));
   const SessionState before = state();
@@ -274,10 +184,10 @@ Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
             "what had come was dropped for an update from disk, which failed: " + error.message;
       });
     }
-    SYNCLINE_TRY(DropEverywhere());
+    SYNCLINE_TRY(Undo());
     return std::unexpected(error);
   };
-  const Result<Staged> staged = StageEverywhere(update.path);
+  const Result<Staged> staged = ranks_.Stage(update.path);
   if (!staged) return undo(staged.error());
   UpdateReport report = ReportOf(*staged);
   if (report.unchanged) {
@@ -286,9 +196,8 @@ Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
   }
   report.stage_seconds = SecondsSince(begin);
   const Clock::time_point commit = Clock::now();
-  const Status done =
-      CommitEverywhere({.flush = update.flush_cache, .label = update.weight_version},
-                       /*derive_only=*/false, update.path);
+  const Status done = Commit({.flush = update.flush_cache, .label = update.weight_version},
+                             /*derive_only=*/false, update.path);
   if (!done) return undo(done.error());
   // It has replaced everything, also what came in a session that is open, which goes on empty.
   flush_ = false;
@@ -312,8 +221,8 @@ Status Updates::Begin(const BeginRequest& request) {
     return Fail(Code::kOutOfOrder,
                 "a weight-update session is already open; call end_weight_update() first");
   }
-  SYNCLINE_TRY(DropEverywhere());
-  SYNCLINE_ASSIGN(const bool in_place, MayWriteInPlace());
+  SYNCLINE_TRY(Undo());
+  SYNCLINE_ASSIGN(const bool in_place, ranks_.MayWriteInPlace());
   SYNCLINE_TRY(Quiesce(in_place && request.sync_base));
   sync_base_ = request.sync_base;
   flush_ = false;
@@ -342,7 +251,7 @@ Result<UpdateReport> Updates::End(const EndRequest& request) {
   const SessionState now = state();
   if (!now.open) {
     if (request.abort && !now.pending.empty()) {
-      SYNCLINE_TRY(DropEverywhere());
+      SYNCLINE_TRY(Undo());
       return UpdateReport();
     }
     return Fail(Code::kOutOfOrder,
@@ -350,7 +259,7 @@ Result<UpdateReport> Updates::End(const EndRequest& request) {
   }
   if (request.abort || now.failure) {
     Close();
-    SYNCLINE_TRY(DropEverywhere());
+    SYNCLINE_TRY(Undo());
     if (request.abort) return UpdateReport();
     return Fail(Code::kOutOfOrder,
                 fmt::format("the session was undone, for an update in it failed: "
@@ -359,10 +268,10 @@ Result<UpdateReport> Updates::End(const EndRequest& request) {
   }
   const Clock::time_point begin = Clock::now();
   const Result<Staged> staged =
-      sync_base_ ? PrepareEverywhere(now.selector, /*whole=*/true) : Result<Staged>(Staged());
+      sync_base_ ? ranks_.Prepare(now.selector, /*whole=*/true) : Result<Staged>(Staged());
   if (!staged) {
     Close();
-    SYNCLINE_TRY(DropEverywhere());
+    SYNCLINE_TRY(Undo());
     return base::Annotate(staged.error(), "the session was undone");
   }
   UpdateReport report = ReportOf(*staged);
@@ -374,11 +283,11 @@ Result<UpdateReport> Updates::CommitSession(UpdateReport report) {
   // Read now: it may have been set while the ranks made ready what came.
   const SessionState now = state();
   const Clock::time_point begin = Clock::now();
-  const Status done = CommitEverywhere({.flush = flush_, .label = now.weight_version},
-                                       /*derive_only=*/!now.loaded, std::nullopt);
+  const Status done = Commit({.flush = flush_, .label = now.weight_version},
+                             /*derive_only=*/!now.loaded, std::nullopt);
   Close();
   if (!done) {
-    SYNCLINE_TRY(DropEverywhere());
+    SYNCLINE_TRY(Undo());
     return base::Annotate(done.error(), "the session was undone");
   }
   report.apply_seconds = SecondsSince(begin);
@@ -392,7 +301,7 @@ void Updates::Expire(std::chrono::milliseconds silence) {
             fmt::format("a weight-update session of which nothing was heard for {} s is undone",
                         std::chrono::duration<double>(silence).count()));
   Close();
-  if (const Status dropped = DropEverywhere(); !dropped) {
+  if (const Status dropped = Undo(); !dropped) {
     base::Log(base::LogLevel::kError, dropped.error().message);
   }
 }
@@ -401,12 +310,12 @@ void Updates::Expire(std::chrono::milliseconds silence) {
 
 Status Updates::CheckPayloads(const TensorUpdate& update) const {
   const std::size_t count = update.payloads.size();
-  if (count == ranks_) return {};
+  if (count == ranks_.size()) return {};
   if (count == 1 && update.format == payload::Format::kSafetensors) return {};
   return Fail(Code::kInvalidArgument,
               fmt::format("serialized_named_tensors has {} elements, expected one for each of the "
                           "engine's {} ranks",
-                          count, ranks_));
+                          count, ranks_.size()));
 }
 
 // The selector of an update: that of the session, if it names none.
@@ -442,7 +351,7 @@ Result<UpdateReport> Updates::FromTensors(const TensorUpdate& update) {
   SYNCLINE_TRY(CheckFlush(update.flush_cache));
   if (!state().open) return ApplyOne(update, selector);
   const Clock::time_point begin = Clock::now();
-  const Result<Staged> staged = ReceiveEverywhere(update, selector);
+  const Result<Staged> staged = ranks_.Receive(update, selector);
   Touch();
   if (!staged) {
     ChangeState([&](SessionState& state) { state.failure = staged.error().message; });
@@ -461,15 +370,15 @@ Result<UpdateReport> Updates::FromTensors(const TensorUpdate& update) {
 // Without a session.
 Result<UpdateReport> Updates::ApplyOne(const TensorUpdate& update, Selector selector) {
   const Clock::time_point begin = Clock::now();
-  SYNCLINE_ASSIGN(const bool in_place, MayWriteInPlace());
+  SYNCLINE_ASSIGN(const bool in_place, ranks_.MayWriteInPlace());
   if (in_place) SYNCLINE_TRY(Quiesce(/*hold=*/true));
   const auto undo = [&](const base::Error& error) -> Result<UpdateReport> {
-    SYNCLINE_TRY(DropEverywhere());
+    SYNCLINE_TRY(Undo());
     return std::unexpected(error);
   };
-  const Result<Staged> received = ReceiveEverywhere(update, selector);
+  const Result<Staged> received = ranks_.Receive(update, selector);
   if (!received) return undo(received.error());
-  const Result<Staged> prepared = PrepareEverywhere(selector, /*whole=*/false);
+  const Result<Staged> prepared = ranks_.Prepare(selector, /*whole=*/false);
   if (!prepared) return undo(prepared.error());
   UpdateReport report = ReportOf(*received);
   report.unchanged = prepared->loaded && prepared->unchanged;
@@ -481,9 +390,8 @@ Result<UpdateReport> Updates::ApplyOne(const TensorUpdate& update, Selector sele
   }
   report.stage_seconds = SecondsSince(begin);
   const Clock::time_point commit = Clock::now();
-  const Status done =
-      CommitEverywhere({.flush = update.flush_cache, .label = update.weight_version},
-                       /*derive_only=*/false, std::nullopt);
+  const Status done = Commit({.flush = update.flush_cache, .label = update.weight_version},
+                             /*derive_only=*/false, std::nullopt);
   if (!done) return undo(done.error());
   report.apply_seconds = SecondsSince(commit);
   SYNCLINE_TRY(Settle(lost_, report.pending));

@@ -11,6 +11,7 @@
 #include "base/cancel.h"
 #include "base/error.h"
 #include "engine/engine.h"
+#include "update/all_ranks.h"
 #include "update/others.h"
 #include "update/rank_weights.h"
 #include "update/weights.h"
@@ -39,16 +40,10 @@ class Updates {
  private:
   using Clock = std::chrono::steady_clock;
 
-  base::Result<Staged> AddUp(const base::Result<Staged>& own, const Answers& answers) const;
-  base::Result<Staged> StageEverywhere(const std::string& path);
-  base::Result<Staged> ReceiveEverywhere(const TensorUpdate& update, Selector selector);
-  base::Result<Staged> PrepareEverywhere(Selector selector, bool whole);
-  base::Status DropEverywhere();
-  base::Result<bool> MayWriteInPlace();
-
+  base::Status Undo();
   base::Status Quiesce(bool hold);
-  base::Status CommitEverywhere(const engine::Engine::ExclusiveOptions& options, bool derive_only,
-                                const std::optional<std::string>& path);
+  base::Status Commit(const engine::Engine::ExclusiveOptions& options, bool derive_only,
+                      const std::optional<std::string>& path);
   base::Status Settle(std::vector<std::string> lost, const std::vector<std::string>& pending);
   base::Status ExclusiveWork(const engine::Engine::ExclusiveOptions& options,
                              const std::function<base::Status()>& work);
@@ -66,14 +61,11 @@ class Updates {
   }
 
   engine::Engine& engine_;
-  RankWeights& own_;
-  const Others& others_;
+  AllRanks ranks_;
   const Weights::Options& options_;
-  const std::uint32_t ranks_;
-  std::optional<bool> may_write_;  // in place, on any rank
-  bool held_ = false;              // by us
-  bool sync_base_ = true;          // of the open session
-  bool flush_ = false;             // something in the session asked for it
+  bool held_ = false;      // by us
+  bool sync_base_ = true;  // of the open session
+  bool flush_ = false;     // something in the session asked for it
   std::vector<std::string> lost_;
   Clock::time_point heard_ = Clock::now();
   mutable std::mutex mutex_;

@@ -1,0 +1,117 @@
+#include "update/all_ranks.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <future>
+
+#include "update/weights.h"
+
+namespace syncline::update {
+
+using base::Code;
+using base::Fail;
+using base::Result;
+using base::Status;
+using Names = std::vector<std::string>;
+
+Result<Staged> AllRanks::AddUp(const Result<Staged>& own, const Answers& answers) const {
+  const std::string self = RankText(0, host_);
+  if (!own && others_.any()) return base::Annotate(own.error(), self);
+  if (!own) return std::unexpected(own.error());
+  Staged all = *own;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    if (!answers[i]) return std::unexpected(answers[i].error());
+    SYNCLINE_ASSIGN(const Staged other, DecodeStaged(*answers[i]));
+    if (other.held != own->held) {
+      const auto text = [](const std::string& held) { return held.empty() ? "no replica" : held; };
+      const ranks::Peer& peer = others_.peers()[i];
+      return Fail(Code::kOutOfOrder,
+                  fmt::format("the hosts do not hold the same: {} has {}, {} has {}", self,
+                              text(own->held), RankText(peer.rank, peer.host), text(other.held)));
+    }
+    all.tensors = std::max(all.tensors, other.tensors);
+    all.skipped = std::max(all.skipped, other.skipped);
+    all.bytes += other.bytes;
+    // What one rank has and another has not does not count.
+    if (other.loaded) all.unchanged = all.unchanged && other.unchanged;
+    all.loaded = all.loaded || other.loaded;
+    all.in_place = all.in_place || other.in_place;
+    for (const std::string& name : other.pending) {
+      if (std::ranges::find(all.pending, name) == all.pending.end()) all.pending.push_back(name);
+    }
+  }
+  return all;
+}
+
+Result<Staged> AllRanks::Stage(const std::string& path) {
+  std::future<Answers> asked = others_.Ask(kStage, EncodeText(path));
+  const Result<Staged> own = own_.Stage(path);
+  Result<Staged> all = AddUp(own, asked.get());
+  if (!all && all.error().code == Code::kOutOfOrder && own) {
+    return base::Annotate(all.error(), path);
+  }
+  return all;
+}
+
+Result<Staged> AllRanks::Receive(const TensorUpdate& update, Selector selector) {
+  const auto of = [&](std::size_t rank) -> const std::vector<std::byte>& {
+    return update.payloads[update.payloads.size() == 1 ? 0 : rank];
+  };
+  std::vector<Payload> messages;
+  for (std::uint32_t rank = 1; rank < size(); ++rank) {
+    messages.push_back(Encode(ReceiveRequest{selector, update.format, update.direct, of(rank)}));
+  }
+  std::vector<std::future<Answers>> asked = others_.AskEach(kReceive, std::move(messages));
+  const Result<Staged> own = own_.Receive(selector, update.format, update.direct, of(0));
+  Answers answers;
+  for (std::future<Answers>& one : asked) {
+    Answers answer = one.get();
+    answers.push_back(std::move(answer[0]));
+  }
+  return AddUp(own, answers);
+}
+
+Result<Staged> AllRanks::Prepare(Selector selector, bool whole) {
+  std::future<Answers> asked = others_.Ask(kPrepare, Encode(PrepareRequest{selector, whole}));
+  const Result<Staged> own = own_.Prepare(selector, whole);
+  return AddUp(own, asked.get());
+}
+
+Result<Names> AllRanks::Drop() {
+  std::future<Answers> asked = others_.Ask(kDrop, {});
+  Names lost = own_.Drop();
+  SYNCLINE_TRY(AddTexts(asked.get(), lost));
+  return lost;
+}
+
+Result<Names> AllRanks::Commit() {
+  std::future<Answers> asked = others_.Command(kCommit, {});
+  Names lost = own_.Commit();
+  SYNCLINE_TRY(AddTexts(asked.get(), lost));
+  return lost;
+}
+
+Status AllRanks::DeriveLive() {
+  std::future<Answers> asked = others_.Command(kDeriveLive, {});
+  const Status derived = own_.DeriveLive();
+  SYNCLINE_TRY(AllWell(asked.get()));
+  return derived;
+}
+
+Result<bool> AllRanks::MayWriteInPlace() {
+  if (!may_write_) {
+    std::future<Answers> asked = others_.Ask(kMayWrite, {});
+    bool may = own_.may_write_in_place();
+    const Answers answers = asked.get();
+    SYNCLINE_TRY(AllWell(answers));
+    for (const Result<Payload>& answer : answers) {
+      SYNCLINE_ASSIGN(const std::uint64_t other, DecodeNumber(*answer));
+      may = may || other != 0;
+    }
+    may_write_ = may;
+  }
+  return *may_write_;
+}
+
+}  // namespace syncline::update

@@ -1,0 +1,54 @@
+// The weights of all ranks of an engine, from rank 0: each step of an update (rank_weights.h) on all of
+// them, and what they answered as one.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "update/others.h"
+#include "update/rank_weights.h"
+#include "update/selector.h"
+
+namespace syncline::update {
+
+struct TensorUpdate;
+
+// One thread at a time. A step that fails on one rank has failed: the error is that rank's, with its
+// name where there are several. All have answered when a call returns.
+class AllRanks {
+ public:
+  // All must outlive it. `host`: what rank 0's is called in messages.
+  AllRanks(RankWeights& own, const Others& others, std::string host)
+      : own_(own), others_(others), host_(std::move(host)) {}
+
+  std::uint32_t size() const { return static_cast<std::uint32_t>(others_.peers().size()) + 1; }
+
+  // kOutOfOrder too where the hosts' replicas are at different versions.
+  base::Result<Staged> Stage(const std::string& path);
+  // To each rank its own message, or to all the only one.
+  base::Result<Staged> Receive(const TensorUpdate& update, Selector selector);
+  base::Result<Staged> Prepare(Selector selector, bool whole);
+  // Names of the parameters that are lost.
+  base::Result<std::vector<std::string>> Drop();
+  // On any of them.
+  base::Result<bool> MayWriteInPlace();
+  // The same, as far as it was asked before.
+  bool known_to_write_in_place() const { return may_write_.value_or(false); }
+
+  // The engine's thread, between two steps.
+  base::Result<std::vector<std::string>> Commit();
+  base::Status DeriveLive();
+
+ private:
+  base::Result<Staged> AddUp(const base::Result<Staged>& own, const Answers& answers) const;
+
+  RankWeights& own_;
+  const Others& others_;
+  const std::string host_;
+  std::optional<bool> may_write_;  // in place, on any rank
+};
+
+}  // namespace syncline::update
