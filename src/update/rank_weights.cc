@@ -52,11 +52,16 @@ std::vector<layout::Arrival> ArrivalsOf(const payload::Batch& batch) {
   return arrivals;
 }
 
-Status OutOfMemory(const std::string& what, const std::exception& error) {
-  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+// A library that throws fails the step like anything else, so that who asked undoes it.
+template <typename Work>
+Result<Staged> Caught(const std::string& what, const Work& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
     return Fail(Code::kLimitExceeded, fmt::format("{}: out of memory", what));
+  } catch (const std::exception& error) {
+    return Fail(Code::kInternal, fmt::format("{}: {}", what, error.what()));
   }
-  return Fail(Code::kInternal, fmt::format("{}: {}", what, error.what()));
 }
 
 }  // namespace
@@ -91,9 +96,7 @@ class RankWeights::Writing {
   }
   ~Writing() {
     if (!lock_.owns_lock()) return;
-    weights_.in_place_ = std::ranges::any_of(weights_.runners_, [](const auto& runner) {
-      return runner->transaction.writes_in_place();
-    });
+    weights_.in_place_ = weights_.WritesInPlace();
   }
   Writing(const Writing&) = delete;
   Writing& operator=(const Writing&) = delete;
@@ -177,17 +180,25 @@ Result<Staged> RankWeights::StageIn(const std::string& path) {
 }
 
 Result<Staged> RankWeights::Stage(const std::string& path) {
-  try {
+  return Caught(path, [&] {
     for (const auto& runner : runners_) runner->transaction.Drop(staging_pool_);
     const Writing writing(*this);
     return StageIn(path);
-  } catch (const std::exception& error) {
-    return std::unexpected(OutOfMemory(path, error).error());
-  }
+  });
 }
 
 Result<Staged> RankWeights::Receive(Selector selector, payload::Format format, bool direct,
                                     base::ByteSpan message) {
+  return Caught("a message of tensors",
+                [&] { return ReceiveIn(selector, format, direct, message); });
+}
+
+Result<Staged> RankWeights::Prepare(Selector selector, bool whole) {
+  return Caught("making ready what came", [&] { return PrepareIn(selector, whole); });
+}
+
+Result<Staged> RankWeights::ReceiveIn(Selector selector, payload::Format format, bool direct,
+                                      base::ByteSpan message) {
   SYNCLINE_TRY(cancel_.Check());
   SYNCLINE_ASSIGN(const auto batch, payload::Decode(message, format, options_.rank));
   const std::vector<layout::Arrival> arrivals = ArrivalsOf(*batch);
@@ -223,16 +234,14 @@ Result<Staged> RankWeights::Receive(Selector selector, payload::Format format, b
   return staged;
 }
 
-Result<Staged> RankWeights::Prepare(Selector selector, bool whole) {
+Result<Staged> RankWeights::PrepareIn(Selector selector, bool whole) {
   Staged staged = {.unchanged = true};
   std::string without;
   const Writing writing(*this);
   for (OwnRunner* runner : Selected(selector)) {
     Transaction& transaction = runner->transaction;
-    for (const std::string& half : transaction.Halves()) {
-      staged.pending.push_back(runner->Prefixed(half));
-    }
     SYNCLINE_ASSIGN(const Transaction::Ready ready, transaction.Prepare(staging_pool_));
+    for (const std::string& half : ready.halves) staged.pending.push_back(runner->Prefixed(half));
     staged.loaded = staged.loaded || ready.touched;
     if (ready.touched) staged.unchanged = staged.unchanged && ready.unchanged;
     if (!ready.touched && !runner->role.empty()) without = runner->role;
@@ -267,18 +276,13 @@ std::shared_ptr<base::CancelToken> RankWeights::BeginReading() const {
 std::vector<std::string> RankWeights::Commit() {
   EndReading();
   const std::scoped_lock lock(live_);
-  std::vector<std::string> lost;
-  in_place_ = false;
   for (const auto& runner : runners_) {
     const std::vector<std::size_t> whole = runner->transaction.Commit(commit_pool_);
     std::erase_if(runner->scrambled,
                   [&](std::size_t i) { return std::ranges::find(whole, i) != whole.end(); });
-    for (const std::string& name : runner->transaction.Lost()) {
-      lost.push_back(runner->Prefixed(name));
-    }
-    in_place_ = in_place_ || runner->transaction.writes_in_place();
   }
-  return lost;
+  in_place_ = WritesInPlace();
+  return Lost();
 }
 
 Status RankWeights::DeriveLive() {
@@ -291,15 +295,24 @@ Status RankWeights::DeriveLive() {
 }
 
 std::vector<std::string> RankWeights::Drop() {
-  std::vector<std::string> lost;
   const Writing writing(*this);
+  for (const auto& runner : runners_) runner->transaction.Drop(staging_pool_);
+  return Lost();
+}
+
+std::vector<std::string> RankWeights::Lost() const {
+  std::vector<std::string> lost;
   for (const auto& runner : runners_) {
-    runner->transaction.Drop(staging_pool_);
     for (const std::string& name : runner->transaction.Lost()) {
       lost.push_back(runner->Prefixed(name));
     }
   }
   return lost;
+}
+
+bool RankWeights::WritesInPlace() const {
+  return std::ranges::any_of(
+      runners_, [](const auto& runner) { return runner->transaction.writes_in_place(); });
 }
 
 namespace {

@@ -145,6 +145,11 @@ class RankWeights {
                           std::vector<tensor::Digest>& tensors, std::string& derived) const;
   base::Status CompareConfiguration(const std::string& path) const;
   base::Result<Staged> StageIn(const std::string& path);
+  base::Result<Staged> ReceiveIn(Selector selector, payload::Format format, bool direct,
+                                 base::ByteSpan message);
+  base::Result<Staged> PrepareIn(Selector selector, bool whole);
+  std::vector<std::string> Lost() const;
+  bool WritesInPlace() const;
   base::Status Changed(const base::CancelToken& begun) const;
   std::vector<OwnRunner*> Selected(Selector selector) const;
   template <typename Read>

@@ -140,7 +140,6 @@ Result<layout::LoadReport> Transaction::Load(base::FileSystem& files,
                                              const checkpoint::Checkpoint& checkpoint,
                                              base::ThreadPool& pool,
                                              const layout::LoadOptions& options) {
-  SYNCLINE_TRY(Check(checkpoint, options));
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     if (model_.plan().IsDerived(groups_[i].parameters[0])) continue;
     SYNCLINE_TRY(Touch(i, pool, /*restore=*/false));
@@ -262,7 +261,12 @@ Result<Transaction::Ready> Transaction::Prepare(base::ThreadPool& pool) {
   Ready ready;
   ready_.clear();
   for (Group& group : groups_) {
-    if (group.place == Place::kUntouched || !HalvesOf(group).empty()) continue;
+    if (group.place == Place::kUntouched) continue;
+    std::vector<std::string> halves = HalvesOf(group);
+    if (!halves.empty()) {
+      std::ranges::move(halves, std::back_inserter(ready.halves));
+      continue;
+    }
     ready.touched = true;
     if (group.place == Place::kStaged) {
       Fill(group, pool);

@@ -60,7 +60,7 @@ class Transaction {
 
   // Does the checkpoint hold every tensor of the runner, and nothing unknown? Reads nothing.
   base::Status Check(const checkpoint::Checkpoint& checkpoint, layout::LoadOptions options) const;
-  // Reads a whole checkpoint instead of messages, after the same check.
+  // Reads a whole checkpoint that has passed Check, instead of messages.
   base::Result<layout::LoadReport> Load(base::FileSystem& files,
                                         const checkpoint::Checkpoint& checkpoint,
                                         base::ThreadPool& pool, const layout::LoadOptions& options);
@@ -73,10 +73,10 @@ class Transaction {
   std::vector<std::string> Halves() const;
 
   struct Ready {
-    bool touched = false;    // something will become live, or is
-    bool unchanged = false;  // and it is what was live already
+    bool touched = false;             // something will become live, or is
+    bool unchanged = false;           // and it is what was live already
+    std::vector<std::string> halves;  // as Halves(): these groups are left as they are, and wait
   };
-  // Groups with halves are left as they are: they wait for the rest.
   base::Result<Ready> Prepare(base::ThreadPool& pool);
 
   // What is prepared is live afterwards, and the transaction goes on with the groups that wait.
