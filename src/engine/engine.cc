@@ -370,11 +370,7 @@ void EngineThread::Settle() {
 
 void EngineThread::RunExclusive(PendingExclusive exclusive) {
   if (exclusive.options.flush && scheduler_.running() > 0) {
-    return exclusive.done(
-        Fail(Code::kOutOfOrder,
-             fmt::format("flush_cache: {} requests are paused in place and hold their cache; send "
-                         "flush_cache=false, or pause with mode=retract",
-                         scheduler_.running())));
+    return exclusive.done(FlushRefused(static_cast<std::uint32_t>(scheduler_.running())));
   }
   Status status;
   try {
@@ -492,6 +488,13 @@ std::uint64_t AvailableMemory() {
 }
 
 }  // namespace
+
+Status FlushRefused(std::uint32_t resident) {
+  return Fail(Code::kOutOfOrder,
+              fmt::format("flush_cache: {} requests are paused in place and hold their cache; send "
+                          "flush_cache=false, or pause with mode=retract",
+                          resident));
+}
 
 base::Result<std::unique_ptr<Engine>> Engine::Start(const EngineOptions& options,
                                                     model::Model& model,

@@ -67,6 +67,9 @@ struct Stats {
   std::chrono::steady_clock::time_point alive;  // the last time the engine's thread came by
 };
 
+// What Exclusive answers where it would flush and so many requests hold memory, paused in place.
+base::Status FlushRefused(std::uint32_t resident);
+
 class Engine {
  public:
   // `model` and `vocabulary` must outlive it. `end_tokens`: what ends a text (unless ignore_eos).

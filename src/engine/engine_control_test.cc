@@ -29,13 +29,6 @@ class EngineControlTest : public EngineTest {
     client.WaitForTokens(tokens);
     WaitForHeldStep();
   }
-  // Pauses an engine that waits before a step: that step is computed first.
-  void PauseHeld(PauseMode mode) {
-    auto promise = std::make_shared<std::promise<void>>();
-    engine_->Pause(mode, [promise](base::Status) { promise->set_value(); });
-    Allow(1);
-    promise->get_future().wait();
-  }
 };
 
 // The tokens of {7, 8} where the weights (a, b) hold for output tokens of each span, and what the

@@ -144,6 +144,14 @@ class EngineTest : public testing::Test {
     stepped_.wait(lock, [this] { return held_ && allowed_ == 0; });
   }
 
+  // Pauses an engine that waits before a step: that step is computed first.
+  void PauseHeld(PauseMode mode) {
+    auto promise = std::make_shared<std::promise<void>>();
+    engine_->Pause(mode, [promise](base::Status) { promise->set_value(); });
+    Allow(1);
+    promise->get_future().wait();
+  }
+
   void TearDown() override {
     Allow(std::uint64_t{1} << 40);
     engine_.reset();

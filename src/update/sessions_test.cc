@@ -536,10 +536,7 @@ TEST_F(SessionsTest, AFlushOverResidentRequestsIsRefusedBeforeAnythingIsDone) {
   Allow(2);
   client.WaitForTokens(2);
   WaitForHeldStep();
-  auto paused = std::make_shared<std::promise<void>>();
-  engine_->Pause(engine::PauseMode::kInPlace, [paused](Status) { paused->set_value(); });
-  Allow(1);
-  paused->get_future().wait();
+  PauseHeld(engine::PauseMode::kInPlace);
   ASSERT_OK(Begin());
   EXPECT_ERROR(Send(One("a.weight", 3)), Code::kOutOfOrder, "flush_cache=false");
   TensorUpdate update = One("a.weight", 3);

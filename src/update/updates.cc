@@ -162,10 +162,7 @@ Status Updates::Commit(const Engine::ExclusiveOptions& options, bool derive_only
 Status Updates::CheckFlush(bool flush) const {
   const engine::Stats stats = engine_.stats();
   if (!flush || !stats.paused || stats.running == 0) return {};
-  return Fail(Code::kOutOfOrder,
-              fmt::format("flush_cache: {} requests are paused in place and hold their cache; send "
-                          "flush_cache=false, or pause with mode=retract",
-                          stats.running));
+  return engine::FlushRefused(stats.running);
 }
 
 // ---- checkpoints ----

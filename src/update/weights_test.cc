@@ -256,10 +256,7 @@ TEST_F(WeightsTest, FlushOverRequestsInPlaceIsRefused) {
   Allow(2);
   client.WaitForTokens(2);
   WaitForHeldStep();
-  auto paused = std::make_shared<std::promise<void>>();
-  engine_->Pause(engine::PauseMode::kInPlace, [paused](base::Status) { paused->set_value(); });
-  Allow(1);
-  paused->get_future().wait();
+  PauseHeld(engine::PauseMode::kInPlace);
   EXPECT_ERROR(Update(Path("second"), "two"), Code::kOutOfOrder, "flush_cache=false");
   ASSERT_OK(Continue());
   Allow(1000);
