@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
-import importlib
 import io
 import json
 import os
 import pickle
 import pickletools
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -24,8 +21,8 @@ import torch.multiprocessing
 import xxhash
 from harness import BINARY
 from safetensors.torch import save as save_safetensors
+from trainer_classes import define, module, tensor_bucket
 
-WHEELS = Path(__file__).resolve().parents[2] / "build" / "cache" / "sglang"
 SHARED = Path("/dev/shm")
 SHARING: Any = torch.multiprocessing
 
@@ -151,46 +148,8 @@ def views() -> Named:
 
 @pytest.fixture(scope="module")
 def sglang() -> Iterator[ModuleType]:
-    """SGLang's tensor_bucket, out of its wheel, without installing or importing the rest."""
-    wheels = sorted(WHEELS.glob("sglang-*.whl"))
-    if not wheels:
-        pytest.fail(f"no wheel of sglang in {WHEELS}: run tools/setup")
-    package = "sglang.srt.weight_sync"
-    with modules(package) as (module,):
-        module.__path__ = [f"{wheels[0]}/{package.replace('.', '/')}"]
-        bucket = importlib.import_module(f"{package}.tensor_bucket")
-        yield bucket
-        del sys.modules[bucket.__name__]
-
-
-class modules:
-    """Empty modules under these names, with their packages, for as long as the block runs."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-        self.made: list[str] = []
-
-    def __enter__(self) -> list[ModuleType]:
-        for name in self.names:
-            parts = name.split(".")
-            for end in range(1, len(parts) + 1):
-                path = ".".join(parts[:end])
-                if path not in sys.modules:
-                    sys.modules[path] = ModuleType(path)
-                    self.made.append(path)
-        return [sys.modules[name] for name in self.names]
-
-    def __exit__(self, *_: object) -> None:
-        for path in self.made:
-            del sys.modules[path]
-
-
-def define(module: ModuleType, name: str, *fields: str) -> Any:
-    """A dataclass that is pickled by the name of the module."""
-    made = dataclasses.make_dataclass(name, fields)
-    made.__module__ = module.__name__
-    setattr(module, name, made)
-    return made
+    with tensor_bucket() as theirs:
+        yield theirs
 
 
 FORMS: dict[str, Callable[[Named], object]] = {"list": list, "dict": dict, "tuple": tuple}
@@ -298,9 +257,9 @@ def test_an_old_bucket_counts_elements(receiver: Receiver) -> None:
         (name, random_tensor(*shape, dtype=torch.bfloat16))
         for name, shape in {"a": (2, 3), "b": (), "c": (4,)}.items()
     ]
-    with modules("sglang.srt.model_executor.model_runner") as (module,):
+    with module("sglang.srt.model_executor.model_runner") as home:
         fields = ("name", "shape", "dtype", "start_idx", "end_idx", "numel")
-        metadata_class = define(module, "FlattenedTensorMetadata", *fields)
+        metadata_class = define(home, "FlattenedTensorMetadata", *fields)
         metadata = []
         end = 0
         for name, tensor in tensors:
@@ -333,8 +292,8 @@ def test_each_rank_takes_its_own_of_verl(receiver: Receiver, place: str, as_text
     def serialize(tensor: torch.Tensor) -> bytes | str:
         return base64.b64encode(dumps(tensor)).decode() if as_text else dumps(tensor)
 
-    with modules(place) as (module,):
-        local = define(module, "LocalSerializedTensor", "values")
+    with module(place) as home:
+        local = define(home, "LocalSerializedTensor", "values")
         message = dumps(
             [
                 (entries[0][0], local([serialize(tensor) for _, tensor in entries]))
@@ -433,8 +392,8 @@ def test_code_in_a_payload_is_not_run(receiver: Receiver, tmp_path: Path) -> Non
         "io.open": Bomb(open, str(target), "w"),
         "torch.serialization.load": Bomb(torch.load, str(target)),
     }
-    with modules("sglang.srt.model_executor.model_runner") as (module,):
-        local = define(module, "LocalSerializedTensor", "values")
+    with module("sglang.srt.model_executor.model_runner") as home:
+        local = define(home, "LocalSerializedTensor", "values")
         for name, bomb in bombs.items():
             for message, form in (
                 (bomb, "plain"),

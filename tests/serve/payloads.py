@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
-import importlib
 import io
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 import torch.multiprocessing
 from safetensors.torch import save
+from trainer_classes import define, module, tensor_bucket
 
-WHEELS = Path(__file__).resolve().parents[2] / "build" / "cache" / "sglang"
 OLD_HOME = "sglang.srt.model_executor.model_runner"
 NEW_HOME = "sglang.srt.model_executor.model_runner_components.weight_updater"
 SHARING: Any = torch.multiprocessing  # torch gives its functions no types
@@ -53,45 +47,15 @@ def sharing(strategy: str) -> Iterator[None]:
     SHARING.set_sharing_strategy(before)
 
 
-@contextmanager
-def module(name: str) -> Iterator[ModuleType]:
-    """An empty module under this name, with its packages, for as long as the block runs."""
-    parts = name.split(".")
-    paths = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-    made = [path for path in paths if path not in sys.modules]
-    sys.modules.update({path: ModuleType(path) for path in made})
-    try:
-        yield sys.modules[name]
-    finally:
-        for path in made:
-            del sys.modules[path]
-
-
-def define(home: ModuleType, name: str, *fields: str) -> Any:
-    """A class that is pickled as `name` of that module."""
-    made = dataclasses.make_dataclass(name, fields)
-    made.__module__ = home.__name__
-    setattr(home, name, made)
-    return made
-
-
 def sglang_bucket(named: Named) -> str:
-    """A bucket by SGLang's own class, out of its wheel, without importing the rest of it."""
-    wheels = sorted(WHEELS.glob("sglang-*.whl"))
-    if not wheels:
-        pytest.fail(f"no wheel of sglang in {WHEELS}: run tools/setup")
-    package = "sglang.srt.weight_sync"
-    with module(package) as home:
-        home.__path__ = [f"{wheels[0]}/{package.replace('.', '/')}"]
-        theirs = importlib.import_module(f"{package}.tensor_bucket")
+    """A bucket by SGLang's own class."""
+    with tensor_bucket() as theirs:
         bucket = theirs.FlattenedTensorBucket(named_tensors=list(named))
         content = {
             "flattened_tensor": bucket.get_flattened_tensor(),
             "metadata": bucket.get_metadata(),
         }
-        text = encode(content)
-        del sys.modules[theirs.__name__]
-    return text
+        return encode(content)
 
 
 def old_bucket(named: Named) -> str:
