@@ -149,24 +149,17 @@ TEST_F(CheckerRouteTest, NamesOfTwoRunnersMustDiffer) {
 }
 
 TEST_F(CheckerRouteTest, BR49ResetWeightsAreNoLongerThoseOfTheLastUpdate) {
-  base::TempDir directory;
-  ASSERT_OK(WriteTextAtomically(base::FileSystem::Posix(), directory / "model.safetensors", "five",
-                                false));
-  const std::string body = R"({"weight_version":"5","model_path":")" + directory.path() + "\"}";
-  const auto update = [&] {
-    return At(ParseReply(Post("/update_weights_from_disk", body)), "already_loaded");
-  };
-  update();
+  UpdateToFive();
   Post(kPath, R"({"action":"snapshot"})");
   Get(kPath);
   Post(kPath, R"({"action":"compare"})");
-  EXPECT_EQ(update(), "true");
+  EXPECT_EQ(UpdateToFive(), "true");
   Post(kPath, R"({"action":"reset_tensors"})");
-  EXPECT_EQ(update(), "false");
-  EXPECT_EQ(update(), "true");
+  EXPECT_EQ(UpdateToFive(), "false");
+  EXPECT_EQ(UpdateToFive(), "true");
   weights_.checked = update::CheckReport{.message = "differ", .put_back = {"w"}};
   Post(kPath, R"({"action":"compare"})");
-  EXPECT_EQ(update(), "false");
+  EXPECT_EQ(UpdateToFive(), "false");
 }
 
 }  // namespace

@@ -72,6 +72,17 @@ Json MustParse(std::string_view text) {
   return parsed ? *std::move(parsed) : Json();
 }
 
+std::string Scene::UpdateToFive() {
+  const std::string file = version_five_ / "model.safetensors";
+  const auto exists = base::Exists(base::FileSystem::Posix(), file);
+  if (!exists || !*exists) {
+    EXPECT_OK(WriteTextAtomically(base::FileSystem::Posix(), file, "five", false));
+  }
+  const std::string body =
+      fmt::format(R"({{"weight_version":"5","model_path":"{}"}})", version_five_.path());
+  return At(ParseReply(Post("/update_weights_from_disk", body)), "already_loaded");
+}
+
 Json ParseReply(const http::Response& response) { return MustParse(response.body); }
 
 std::string At(const Json& json, std::string_view path) {

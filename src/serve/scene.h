@@ -36,9 +36,12 @@ class Scene : public testing::Test {
     return Start("POST", target, std::move(body))->Wait();
   }
   http::Response Get(std::string_view target) { return Start("GET", target)->Wait(); }
+  // An update from disk to version "5", from the same file each time; `already_loaded` of its reply.
+  std::string UpdateToFive();
   // Waits until what was posted before has been done.
   void Settle() { front_.Drain(); }
 
+  base::TempDir version_five_;
   base::MetricsRegistry registry_;
   text::Vocabulary vocabulary_ = TestVocabulary();
   Front front_{registry_};

@@ -115,28 +115,21 @@ TEST_F(SessionRoutesTest, ASessionThatChangesNothingIsCounted) {
 }
 
 TEST_F(SessionRoutesTest, BR49AfterASessionTheLastUpdateFromDiskIsNotThereAlready) {
-  base::TempDir directory;
-  ASSERT_OK(WriteTextAtomically(base::FileSystem::Posix(), directory / "model.safetensors", "five",
-                                false));
-  const std::string body = R"({"weight_version":"5","model_path":")" + directory.path() + "\"}";
-  const auto update = [&] {
-    return At(ParseReply(Post("/update_weights_from_disk", body)), "already_loaded");
-  };
-  EXPECT_EQ(update(), "false");
-  EXPECT_EQ(update(), "true");
+  EXPECT_EQ(UpdateToFive(), "false");
+  EXPECT_EQ(UpdateToFive(), "true");
   Post("/begin_weight_update", "{}");
-  EXPECT_EQ(update(), "false");  // inside it
+  EXPECT_EQ(UpdateToFive(), "false");  // inside it
   Post("/end_weight_update", "{}");
-  EXPECT_EQ(update(), "false");
-  EXPECT_EQ(update(), "true");
+  EXPECT_EQ(UpdateToFive(), "false");
+  EXPECT_EQ(UpdateToFive(), "true");
   Post("/begin_weight_update", "{}");
   weights_.ended = Fail(Code::kIo, "lost");
   Post("/end_weight_update", "{}");
   weights_.SetSession({});
-  EXPECT_EQ(update(), "false");  // whatever the outcome
-  EXPECT_EQ(update(), "true");
+  EXPECT_EQ(UpdateToFive(), "false");  // whatever the outcome
+  EXPECT_EQ(UpdateToFive(), "true");
   weights_.SetSession({.incomplete = "an update in place failed"});
-  EXPECT_EQ(update(), "false");
+  EXPECT_EQ(UpdateToFive(), "false");
 }
 
 TEST_F(SessionRoutesTest, SlimesWay) {

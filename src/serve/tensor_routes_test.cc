@@ -173,14 +173,10 @@ TEST_F(TensorRoutesTest, WhatItCameTo) {
 }
 
 TEST_F(TensorRoutesTest, BR49TheLastUpdateFromDiskIsNotThereAlready) {
-  base::TempDir directory;
-  ASSERT_OK(WriteTextAtomically(base::FileSystem::Posix(), directory / "model.safetensors", "five",
-                                false));
-  const std::string body = R"({"weight_version":"5","model_path":")" + directory.path() + "\"}";
-  Post("/update_weights_from_disk", body);
+  UpdateToFive();
   Send();
-  EXPECT_EQ(At(ParseReply(Post("/update_weights_from_disk", body)), "already_loaded"), "false");
-  EXPECT_EQ(At(ParseReply(Post("/update_weights_from_disk", body)), "already_loaded"), "true");
+  EXPECT_EQ(UpdateToFive(), "false");
+  EXPECT_EQ(UpdateToFive(), "true");
 }
 
 // One connection after the other sends without waiting: the order stays.
