@@ -227,7 +227,8 @@ def test_memory_that_is_gone(trainer: Trainer, small_llama: Path, tmp_path: Path
         "torch.multiprocessing.set_sharing_strategy('file_system')\n"
         f"print(encode([({NORM!r}, torch.ones(48))]))\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    here = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (here, here.parent)))}
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
