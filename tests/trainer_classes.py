@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-WHEELS = Path(__file__).resolve().parents[1] / "build" / "cache" / "sglang"
+WHEELS = Path(__file__).resolve().parents[1] / "build" / "cache" / "wheels"
 
 
 @contextmanager
