@@ -125,12 +125,12 @@ Result<Payload> Weights::Work(const Message& message) {
 Result<Payload> Weights::Transfer(const Message& message) {
   switch (message.kind) {
     case kJoinGroup: {
-      SYNCLINE_ASSIGN(const transport::GroupAddress address, DecodeGroupAddress(message.payload));
-      return NoContent(groups_.table().Join(address));
+      SYNCLINE_ASSIGN(const JoinGroup join, DecodeJoinGroup(message.payload));
+      return NoContent(groups_.table().Join(join.address, join.number));
     }
     case kLeaveGroup: {
-      SYNCLINE_ASSIGN(const std::string name, DecodeText(message.payload));
-      return NoContent(groups_.table().Leave(name));
+      SYNCLINE_ASSIGN(const LeaveGroup leave, DecodeLeaveGroup(message.payload));
+      return NoContent(groups_.table().Leave(leave.name, leave.number));
     }
     case kReceiveGroup: {
       SYNCLINE_ASSIGN(ReceiveGroup request, DecodeReceiveGroup(message.payload));

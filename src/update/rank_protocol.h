@@ -11,8 +11,8 @@
 //   kSnapshot    work      CheckMessage                  none
 //   kPull        work      PullRequest                   PullOutcome
 //   kCancel      work      none                          none: work ends, for good
-//   kJoinGroup     work    GroupAddress                  none
-//   kLeaveGroup    work    text name                     none
+//   kJoinGroup     work    JoinGroup                     none
+//   kLeaveGroup    work    LeaveGroup                    none
 //   kReceiveGroup  work    ReceiveGroup                  none
 //   kForget        work    u64 ticket                    none: what came under it is not wanted
 //   kCommit      command   none                          texts: names of parameters that are lost
@@ -71,6 +71,17 @@ struct ReceiveRequest {
   base::ByteSpan message;    // of a decoded one: in what it was decoded from
 };
 
+// Groups of one name are told apart by numbers (transport/group_table.h).
+struct JoinGroup {
+  std::uint64_t number = 0;
+  transport::GroupAddress address;
+};
+
+struct LeaveGroup {
+  std::uint64_t number = 0;
+  std::string name;
+};
+
 struct ReceiveGroup {
   std::uint64_t ticket = 0;
   GroupTensors tensors;
@@ -97,8 +108,10 @@ Payload EncodeTexts(std::span<const std::string> texts);
 base::Result<std::vector<std::string>> DecodeTexts(base::ByteSpan bytes);
 Payload Encode(const ReceiveRequest& request);
 base::Result<ReceiveRequest> DecodeReceiveRequest(base::ByteSpan bytes);
-Payload Encode(const transport::GroupAddress& address);
-base::Result<transport::GroupAddress> DecodeGroupAddress(base::ByteSpan bytes);
+Payload Encode(const JoinGroup& request);
+base::Result<JoinGroup> DecodeJoinGroup(base::ByteSpan bytes);
+Payload Encode(const LeaveGroup& request);
+base::Result<LeaveGroup> DecodeLeaveGroup(base::ByteSpan bytes);
 Payload Encode(const ReceiveGroup& request);
 base::Result<ReceiveGroup> DecodeReceiveGroup(base::ByteSpan bytes);
 Payload Encode(const PrepareRequest& request);
