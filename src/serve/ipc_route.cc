@@ -1,4 +1,5 @@
-// POST /update_weights_from_ipc: checkpoint-engine's producers send an update past HTTP, one to each rank.
+// POST /update_weights_from_ipc: checkpoint-engine's producers send an update past HTTP, one to
+// each rank.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

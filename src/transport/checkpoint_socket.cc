@@ -4,7 +4,8 @@
 //   2. Take a message, do what it says, answer it; and so on until the second None.
 //   3. Finish answers that one.
 //   On an error: answer what waits for an answer with its text, and go on answering so until the
-//   producer gives up. To leave before would let it wait for ever: its socket has nobody else to send to.
+//   producer gives up. To leave before would let it wait for ever: its socket has nobody else to
+//   send to.
 // Invariant: `due_` says whether the producer waits for an answer; nothing is sent unless it does.
 #include "transport/checkpoint_socket.h"
 

@@ -16,6 +16,7 @@
 #include "base/result_matchers.h"
 #include "payload/memory_sender.h"
 #include "payload/pickle_builder.h"
+#include "transport/free_port.h"
 
 namespace syncline::transport {
 namespace {
@@ -155,7 +156,7 @@ TEST_F(CheckpointSocketTest, TheEndCanFail) {
 }
 
 TEST_F(CheckpointSocketTest, OverLoopback) {
-  const std::string endpoint = "tcp://127.0.0.1:" + std::to_string(20000 + ::getpid() % 20000);
+  const std::string endpoint = "tcp://127.0.0.1:" + std::to_string(FreePort());
   Producer producer(endpoint);
   auto socket = CheckpointSocket::Connect(endpoint, kTimeout, nullptr);
   ASSERT_OK(socket);

@@ -33,8 +33,8 @@ class AllRanks {
   base::Result<Staged> Stage(const std::string& path);
   // To each rank its own message, or to all the only one; or what each has under the ticket.
   base::Result<Staged> Receive(const TensorUpdate& update, Selector selector);
-  // What the producers at these endpoints send, by rank. An error that explains something counts before
-  // one that says that a producer gave up or went away: one rank's failure ends all producers.
+  // What the producers at these endpoints send, by rank. An error that explains something counts
+  // before one that says that a producer gave up or went away: one rank's failure ends them all.
   // `refusal`: as in ProducerRequest.
   base::Result<Staged> ReceiveFromProducers(const std::vector<std::string>& endpoints,
                                             Selector selector, const std::string& refusal);

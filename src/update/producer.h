@@ -1,5 +1,5 @@
-// What one rank takes from a producer of checkpoint-engine, which shows it all tensors of an update over a
-// socket of their own (transport/checkpoint_socket.h).
+// What one rank takes from a producer of checkpoint-engine, which shows it all tensors of an update
+// over a socket of their own (transport/checkpoint_socket.h).
 #pragma once
 
 #include <chrono>
@@ -29,11 +29,12 @@ class RankProducer {
                const base::CancelToken& cancel)
       : weights_(weights), timeout_(timeout), cancel_(cancel) {}
 
-  // All that the producer sends until its end, which waits for Finish. What had come before an error must
-  // be dropped. Errors are those of CheckpointSocket and RankWeights::Receive.
+  // All that the producer sends until its end, which waits for Finish. What had come before an
+  // error must be dropped. Errors are those of CheckpointSocket and RankWeights::Receive.
   base::Result<Staged> Receive(const ProducerRequest& request);
 
-  // Tells the producer what came of it on all ranks; empty: it went well. Nothing, if Receive failed.
+  // Tells the producer what came of it on all ranks; empty: it went well. Nothing, if Receive
+  // failed.
   void Finish(const std::string& failure);
 
  private:

@@ -8,7 +8,9 @@
 //             2. exclusively: "commit" in the order of commands, commit here, wait for all; label
 //                and path follow in the same instant;
 //             3. the engine goes on.
-// An update outside a session is the same for one message; a checkpoint is one message too.
+// An update outside a session is the same for one message; a checkpoint is one message too. So is
+// all that the producers of checkpoint-engine send, one to each rank; the end of each is answered
+// when the update is live everywhere or has failed (in a session: when every rank has it).
 //
 // Invariants: between two steps all ranks hold the live bytes of the same version, because a step
 // and a commit are in one order on all of them. What failed before 2 has changed nothing that is

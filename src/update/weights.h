@@ -86,7 +86,7 @@ struct TensorUpdate {
   std::vector<std::vector<std::byte>> payloads;
   // Not 0: there are no payloads, the tensors came another way (groups.h) and lie on every rank.
   std::uint64_t ticket = 0;
-  // Not empty: there are no payloads, producers of checkpoint-engine send the tensors over these, by rank.
+  // Not empty: no payloads; producers of checkpoint-engine send the tensors over these, by rank.
   std::vector<std::string> endpoints;
   std::string route = "update_weights_from_tensor";  // for messages
   payload::Format format = payload::Format::kPlain;

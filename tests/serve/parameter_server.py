@@ -27,6 +27,7 @@ import torch.multiprocessing
 import zmq
 from safetensors.torch import load_file
 
+SHARING: Any = torch.multiprocessing  # torch gives its functions no types
 WHEELS = Path(__file__).resolve().parents[2] / "build" / "cache" / "wheels"
 
 
@@ -87,7 +88,7 @@ def post(url: str, version: str, world: int, handles: list[tuple[str, str]]) -> 
 
 def main() -> None:
     url, uuid, *checkpoints = sys.argv[1:]
-    torch.multiprocessing.set_sharing_strategy("file_system")
+    SHARING.set_sharing_strategy("file_system")
     zmq.Socket.send_pyobj = send_shared  # type: ignore[method-assign,assignment]
     server = load_parameter_server(uuid)()
     world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])

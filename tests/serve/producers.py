@@ -7,16 +7,18 @@ import os
 import pickle
 from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.multiprocessing
 import zmq
 from server import PATIENCE
-from torch.multiprocessing.reductions import reduce_tensor
+from torch.multiprocessing import reductions
+from typing_extensions import Self
 
 ALIGNMENT = 256
 COUNTER = itertools.count()
+REDUCTIONS: Any = reductions  # torch gives its functions no types
 
 
 class Producer:
@@ -42,7 +44,7 @@ class Producer:
         return self._socket.recv().decode()
 
     def show_buffer(self) -> str:
-        self._socket.send(bytes(ForkingPickler.dumps(reduce_tensor(self.buffer))))
+        self._socket.send(bytes(ForkingPickler.dumps(REDUCTIONS.reduce_tensor(self.buffer))))
         return self._socket.recv().decode()
 
     def place(self, tensors: Sequence[tuple[str, torch.Tensor]], half: int) -> list[dict[str, Any]]:
