@@ -83,6 +83,8 @@ void AddUpdateOptions(CLI::App& app, Options& options) {
                  "Seconds without a message after which a session is undone; 0 waits for ever "
                  "(default: 0)")
       ->check(CLI::Range(0.0, 30.0 * 86400));
+  app.add_flag("--checkpoint-engine-wait-weights-before-ready", options.await_weights,
+               "Generate nothing, and be unready, until the first update of the weights");
   app.add_option(
          "--transfer-timeout", options.transfer_timeout,
          "Seconds until a group of a trainer's processes must have come together, and that a "
@@ -199,6 +201,7 @@ base::Json OptionsJson(const Options& options) {
       {"threads", std::uint64_t{options.threads}},
       {"random_seed", options.random_seed},
       {"max_body", options.max_body},
+      {"checkpoint_engine_wait_weights_before_ready", options.await_weights},
       {"session", options.session},
       {"session_timeout", options.session_timeout},
       {"transfer_timeout", options.transfer_timeout},

@@ -38,6 +38,7 @@ struct Options {
   double shutdown_timeout = 5;                      // seconds
   std::uint64_t max_body = std::uint64_t{4} << 30;  // bytes of a request
   bool exit_with_parent = false;                    // also when standard input ends
+  bool await_weights = false;                       // unready until the first update
   // Updates from tensors (docs/http.md).
   std::string session = "optional";        // or "required", "ignored"
   double session_timeout = 0;              // seconds without a message; 0: none

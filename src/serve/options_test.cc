@@ -118,6 +118,7 @@ TEST(OptionsTest, UpdatesFromTensors) {
   ASSERT_OK_AND_ASSIGN(const CommandLine plain, ParseCommandLine({"--model", "/m"}, "1"));
   EXPECT_EQ(plain.options.session, "optional");
   EXPECT_EQ(plain.options.session_timeout, 0);
+  EXPECT_FALSE(plain.options.await_weights);
   EXPECT_EQ(plain.options.undo_memory, kUnlimited);
   EXPECT_EQ(plain.options.max_body, std::uint64_t{4} << 30);
   EXPECT_THAT(

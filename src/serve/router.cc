@@ -152,6 +152,7 @@ void AddAllRoutes(Router& router, Front& front) {
   AddSessionRoutes(router, front);
   AddTensorRoutes(router, front);
   AddGroupRoutes(router, front);
+  AddIpcRoute(router, front);
   AddCheckerRoute(router, front);
   AddExportRoutes(router, front);
   AddDigestRoute(router, front);

@@ -173,6 +173,7 @@ class KeyedTest : public Scene {
 TEST_F(KeyedTest, EachRouteAsksForItsKey) {
   const std::set<std::string> open = {"/health", "/health_generate", "/metrics"};
   const std::set<std::string> normal = {"/",
+                                        "/ping",
                                         "/generate",
                                         "/v1/models",
                                         "/v1/models/*",

@@ -25,6 +25,7 @@
 #include "engine/ranked_model.h"
 #include "http/server.h"
 #include "model/model.h"
+#include "serve/device_uuids.h"
 #include "serve/router.h"
 #include "serve/stop_signal.h"
 #include "serve/tokenizer_command.h"
@@ -134,6 +135,7 @@ update::SessionRule SessionRuleOf(const Options& options) {
 update::Weights::Options ToWeightsOptions(const Options& options, const Loaded& loaded) {
   update::Weights::Options weights = {.launch_path = options.model,
                                       .sessions = SessionRuleOf(options),
+                                      .await_weights = options.await_weights,
                                       .undo_memory = options.undo_memory,
                                       .session_timeout = Milliseconds(options.session_timeout),
                                       .transfer_timeout = Milliseconds(options.transfer_timeout)};
@@ -144,7 +146,8 @@ update::Weights::Options ToWeightsOptions(const Options& options, const Loaded& 
   return weights;
 }
 
-Status Load(const Options& options, const RankSetting& setting, Loaded& loaded, Front& front) {
+Status Load(const Options& options, const RankSetting& setting, std::uint16_t port, Loaded& loaded,
+            Front& front) {
   SYNCLINE_TRY(StartTokenizer(options, loaded));  // first: the helper starts meanwhile
   SYNCLINE_TRY(FormRanks(options, setting, loaded, front));
   SYNCLINE_TRY(LoadModel(options, setting, loaded));
@@ -155,16 +158,19 @@ Status Load(const Options& options, const RankSetting& setting, Loaded& loaded, 
                                         options.weight_version));
   loaded.weights = update::Weights::Create(base::FileSystem::Posix(), *loaded.engine, *loaded.model,
                                            ToWeightsOptions(options, loaded));
-  front.SetReady({.engine = loaded.engine.get(),
-                  .weights = loaded.weights.get(),
-                  .tokenizer = loaded.tokenizer.get(),
-                  .vocabulary = &loaded.vocabulary},
-                 {.served_name = options.served_model_name,
-                  .tokenizer_path = options.tokenizer,
-                  .model_type = config.model_type,
-                  .architectures = config.architectures,
-                  .arguments = OptionsJson(options),
-                  .software_version = SYNCLINE_VERSION});
+  front.SetReady(
+      {.engine = loaded.engine.get(),
+       .weights = loaded.weights.get(),
+       .tokenizer = loaded.tokenizer.get(),
+       .vocabulary = &loaded.vocabulary},
+      {.served_name = options.served_model_name,
+       .tokenizer_path = options.tokenizer,
+       .model_type = config.model_type,
+       .architectures = config.architectures,
+       .arguments = OptionsJson(options),
+       .software_version = SYNCLINE_VERSION,
+       .device_uuids = DeviceUuids(base::ReadKernelText("/proc/sys/kernel/random/boot_id"),
+                                   options.host, port, setting.placement.group.size)});
   return {};
 }
 
@@ -241,7 +247,7 @@ int ServeModel(const Options& options, const RankSetting& setting) {
   Status outcome;
   std::atomic<bool> loading = true;
   std::thread loader([&] {
-    outcome = Load(options, setting, *loaded, *front);
+    outcome = Load(options, setting, (*server)->port(), *loaded, *front);
     loading = false;
     if (!outcome) return StopSignal::Raise();
     SayReady(options, (*server)->port());

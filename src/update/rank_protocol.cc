@@ -175,6 +175,24 @@ Result<ReceiveGroup> DecodeReceiveGroup(base::ByteSpan bytes) {
   return request;
 }
 
+Payload Encode(const ProducerRequest& request) {
+  WireWriter writer;
+  writer.Put(static_cast<std::uint8_t>(request.selector));
+  writer.PutText(request.endpoint);
+  writer.PutText(request.refusal);
+  return std::move(writer).Take();
+}
+
+Result<ProducerRequest> DecodeProducerRequest(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  ProducerRequest request;
+  SYNCLINE_TRY(TakeEnum(reader, kSelectors, request.selector));
+  request.endpoint = reader.TakeText();
+  request.refusal = reader.TakeText();
+  SYNCLINE_TRY(reader.status());
+  return request;
+}
+
 Payload Encode(const PrepareRequest& request) {
   WireWriter writer;
   writer.Put(static_cast<std::uint8_t>(request.selector));

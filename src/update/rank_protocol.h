@@ -5,6 +5,8 @@
 //   kind         sent as   payload                       answer
 //   kStage       work      text path                     Staged
 //   kReceive     work      ReceiveRequest                Staged
+//   kFromProducer    work      ProducerRequest               Staged
+//   kFinishProducer      work      text failure, or empty        none: the producer has been told
 //   kPrepare     work      PrepareRequest                Staged
 //   kDrop        work      none                          texts: names of parameters that are lost
 //   kMayWrite    work      none                          u64: may an update write in place
@@ -36,6 +38,7 @@
 #include "engine/rank_messages.h"
 #include "transport/process_group.h"
 #include "update/group_tensors.h"
+#include "update/producer.h"
 #include "update/rank_weights.h"
 
 namespace syncline::update {
@@ -43,6 +46,8 @@ namespace syncline::update {
 enum RankMessage : std::uint32_t {
   kStage = engine::kFirstOther,
   kReceive,
+  kFromProducer,
+  kFinishProducer,
   kPrepare,
   kDrop,
   kMayWrite,
@@ -114,6 +119,8 @@ Payload Encode(const LeaveGroup& request);
 base::Result<LeaveGroup> DecodeLeaveGroup(base::ByteSpan bytes);
 Payload Encode(const ReceiveGroup& request);
 base::Result<ReceiveGroup> DecodeReceiveGroup(base::ByteSpan bytes);
+Payload Encode(const ProducerRequest& request);
+base::Result<ProducerRequest> DecodeProducerRequest(base::ByteSpan bytes);
 Payload Encode(const PrepareRequest& request);
 base::Result<PrepareRequest> DecodePrepareRequest(base::ByteSpan bytes);
 Payload Encode(const CheckMessage& message);

@@ -105,6 +105,15 @@ TEST(RankProtocol, Groups) {
   ExpectStrict(request, DecodeReceiveGroup);
 }
 
+TEST(RankProtocol, Producers) {
+  const Payload encoded = Encode(ProducerRequest{Selector::kDraft, "ipc://@a", "not now"});
+  ASSERT_OK_AND_ASSIGN(const ProducerRequest request, DecodeProducerRequest(encoded));
+  EXPECT_EQ(request.selector, Selector::kDraft);
+  EXPECT_EQ(request.endpoint, "ipc://@a");
+  EXPECT_EQ(request.refusal, "not now");
+  ExpectStrict(encoded, DecodeProducerRequest);
+}
+
 TEST(RankProtocol, UpdatesAndChecks) {
   const Payload message(5, std::byte{3});
   const Payload received = Encode(
