@@ -64,6 +64,7 @@ void Digest(Front& front, const RequestPtr& request, const ExchangePtr& exchange
 void AddDigestRoute(Router& router, Front& front) {
   router.Add({.methods = {"GET"},
               .path = "/weights_digest",
+              .level = Level::kAdminOptional,  // reads a store that the request names
               .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {
                 Digest(front, request, exchange);
               }});
