@@ -39,10 +39,6 @@ void AddModelOptions(CLI::App& app, Options& options) {
 void AddServerOptions(CLI::App& app, Options& options) {
   app.add_option("--host", options.host, "Address to listen at (default: 127.0.0.1)");
   app.add_option("--port", options.port, "Port; 0 takes any free one (default: 30000)");
-  app.add_option("--api-key", options.keys.api, "Key that every request must carry")
-      ->envname("SYNCLINE_API_KEY");
-  app.add_option("--admin-api-key", options.keys.admin, "Key for the routes that change the engine")
-      ->envname("SYNCLINE_ADMIN_API_KEY");
   app.add_option("--log-level", options.log_level, "debug, info, warning, error or off")
       ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}));
   app.add_option("--shutdown-timeout", options.shutdown_timeout,
@@ -52,6 +48,20 @@ void AddServerOptions(CLI::App& app, Options& options) {
            "Bytes of the largest request, as 2G or 512M (default: 4G)");
   app.add_flag("--exit-with-parent", options.exit_with_parent,
                "End as on SIGTERM when standard input ends: for a program that starts this one");
+}
+
+void AddAccessOptions(CLI::App& app, Options& options) {
+  app.add_option("--api-key-file", options.api_key_file,
+                 "File with the key that every request must carry (or the variable "
+                 "SYNCLINE_API_KEY)");
+  app.add_option("--admin-api-key-file", options.admin_api_key_file,
+                 "File with the key of the routes that change the engine (or the variable "
+                 "SYNCLINE_ADMIN_API_KEY)");
+  app.add_option("--api-key", options.api_key,
+                 "The key itself; others may see it for a moment, as long as the program starts");
+  app.add_option("--admin-api-key", options.admin_api_key, "The same of the other key");
+  app.add_flag("--allow-unauthenticated", options.allow_unauthenticated,
+               "Let other machines (--host) in without any key");
 }
 
 void AddEngineOptions(CLI::App& app, Options& options) {
@@ -144,6 +154,7 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
   app.set_version_flag("--version", version);
   AddModelOptions(app, line.options);
   AddServerOptions(app, line.options);
+  AddAccessOptions(app, line.options);
   AddEngineOptions(app, line.options);
   AddUpdateOptions(app, line.options);
   AddRankOptions(app, line.options);

@@ -25,6 +25,7 @@
 #include "engine/ranked_model.h"
 #include "http/server.h"
 #include "model/model.h"
+#include "serve/exposure.h"
 #include "serve/router.h"
 #include "serve/stop_signal.h"
 #include "serve/tokenizer_command.h"
@@ -228,11 +229,13 @@ int ServeModel(const Options& options, const RankSetting& setting) {
   if (const Status installed = StopSignal::Install(); !installed) {
     return Report(installed.error());
   }
+  const auto address = AddressToListenAt(options, ResolveBySystem);
+  if (!address) return Report(address.error());
   auto front = std::make_unique<Front>(base::MetricsRegistry::Global());
   Router router(*front, options.keys);
   AddAllRoutes(router, *front);
   auto server = http::Server::Start(
-      {.address = options.host, .port = options.port, .max_body_bytes = options.max_body},
+      {.address = *address, .port = options.port, .max_body_bytes = options.max_body},
       [&router](const RequestPtr& request, ExchangePtr exchange) {
         router.Handle(request, std::move(exchange));
       });
