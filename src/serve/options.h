@@ -38,6 +38,9 @@ struct Options {
   std::string admin_api_key_file;
   Keys keys;
   bool allow_unauthenticated = false;  // to other machines
+  // What requests may name (path_rules.h); no root: anything.
+  std::vector<std::string> allowed_roots;
+  std::vector<std::string> allowed_sources;
   std::uint64_t random_seed = 0;
   std::string log_level = "info";
   double shutdown_timeout = 5;                      // seconds
