@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "serve/joiner.h"
 #include "serve/meters.h"
+#include "serve/path_rules.h"
 #include "text/tokenizer_process.h"
 #include "text/vocabulary.h"
 #include "update/weights.h"
@@ -96,6 +97,8 @@ class Front {
 
   void NotePause();
   void NoteContinue();
+
+  PathRules paths;  // of requests; set before the first one
 
   Joiner<update::UpdateReport> joined_updates;
   Joiner<std::vector<update::HostPull>> joined_pulls;

@@ -83,8 +83,8 @@ TEST(OptionsTest, SpellingsOfSglang) {
   EXPECT_EQ(options.threads, 2U);
   EXPECT_TRUE(options.skip_tokenizer);
   EXPECT_TRUE(options.exit_with_parent);
-  EXPECT_EQ(options.keys.api, "k");
-  EXPECT_EQ(options.keys.admin, "a");
+  EXPECT_EQ(options.api_key, "k");
+  EXPECT_EQ(options.admin_api_key, "a");
   EXPECT_EQ(options.random_seed, 9U);
   EXPECT_EQ(options.log_level, "error");
   EXPECT_EQ(options.shutdown_timeout, 0.5);

@@ -26,6 +26,7 @@
 #include "http/server.h"
 #include "model/model.h"
 #include "serve/device_uuids.h"
+#include "serve/exposure.h"
 #include "serve/router.h"
 #include "serve/stop_signal.h"
 #include "serve/tokenizer_command.h"
@@ -45,7 +46,8 @@ constexpr milliseconds kLinger{5000};
 
 // Everything behind the server, in the order of its start.
 struct Loaded {
-  std::unique_ptr<LeadingRanks> ranks;  // null: there is only this one
+  std::unique_ptr<base::RootedFileSystem> rooted;  // null: requests may name any path
+  std::unique_ptr<LeadingRanks> ranks;             // null: there is only this one
   std::unique_ptr<model::Model> model;
   text::Vocabulary vocabulary;
   std::unique_ptr<text::TokenizerProcess> tokenizer;
@@ -156,7 +158,7 @@ Status Load(const Options& options, const RankSetting& setting, std::uint16_t po
                   engine::Engine::Start(ToEngineOptions(options, *loaded.model, setting.placement),
                                         *loaded.model, loaded.vocabulary, config.end_tokens,
                                         options.weight_version));
-  loaded.weights = update::Weights::Create(base::FileSystem::Posix(), *loaded.engine, *loaded.model,
+  loaded.weights = update::Weights::Create(front.paths.files(), *loaded.engine, *loaded.model,
                                            ToWeightsOptions(options, loaded));
   front.SetReady(
       {.engine = loaded.engine.get(),
@@ -234,16 +236,22 @@ int ServeModel(const Options& options, const RankSetting& setting) {
   if (const Status installed = StopSignal::Install(); !installed) {
     return Report(installed.error());
   }
+  const auto address = AddressToListenAt(options, ResolveBySystem);
+  if (!address) return Report(address.error());
+  auto rooted = RootedFilesOf(options);
+  if (!rooted) return Report(rooted.error());
+  auto loaded = std::make_unique<Loaded>();
+  loaded->rooted = *std::move(rooted);
   auto front = std::make_unique<Front>(base::MetricsRegistry::Global());
+  if (loaded->rooted) front->paths = PathRules(*loaded->rooted, options.allowed_sources);
   Router router(*front, options.keys);
   AddAllRoutes(router, *front);
   auto server = http::Server::Start(
-      {.address = options.host, .port = options.port, .max_body_bytes = options.max_body},
+      {.address = *address, .port = options.port, .max_body_bytes = options.max_body},
       [&router](const RequestPtr& request, ExchangePtr exchange) {
         router.Handle(request, std::move(exchange));
       });
   if (!server) return Report(server.error());
-  auto loaded = std::make_unique<Loaded>();
   Status outcome;
   std::atomic<bool> loading = true;
   std::thread loader([&] {
