@@ -56,7 +56,9 @@ class EngineThread : public Engine {
                     options.max_context > 0 ? options.max_context : model.config().max_positions,
                     blocks * model::kKvBlock)},
         scheduler_(blocks, {.max_running = options.max_running,
-                            .prefill_rows = std::max<std::uint32_t>(options.prefill_tokens, 1)}),
+                            .prefill_rows = std::max<std::uint32_t>(options.prefill_tokens, 1),
+                            .share_prefixes = options.prefix_cache,
+                            .share_across_weights = options.prefix_cache_across_versions}),
         version_(std::move(weight_version)) {
     UpdateStats();
     thread_ = std::thread([this] { Loop(); });
@@ -264,7 +266,10 @@ void EngineThread::Continue(Done done) {
 
 void EngineThread::Flush(std::chrono::milliseconds wait, Done done) {
   EnqueueWith(done, [this, wait](const Done& flushed) {
-    if (CanFlush()) return flushed({});
+    if (CanFlush()) {
+      scheduler_.Forget();
+      return flushed({});
+    }
     if (wait.count() <= 0) {
       return flushed(
           Fail(Code::kOutOfOrder, fmt::format("Running: {}, waiting: {}.", scheduler_.running(),
@@ -294,6 +299,7 @@ void EngineThread::SetHold(Hold hold, std::string reason, Done done) {
 void EngineThread::ChangeHold(Hold hold, const std::string& reason) {
   hold_ = hold;
   hold_reason_ = reason;
+  scheduler_.WeightsChanged();  // or will have, when it is released
   {
     const std::scoped_lock lock(mutex_);
     refusal_ = hold == Hold::kRefuse ? std::optional(reason) : std::nullopt;
@@ -373,6 +379,8 @@ void EngineThread::RunExclusive(PendingExclusive exclusive) {
     return exclusive.done(FlushRefused(static_cast<std::uint32_t>(scheduler_.running())));
   }
   Status status;
+  if (exclusive.options.flush) scheduler_.Forget();
+  scheduler_.WeightsChanged();
   try {
     status = exclusive.work();
   } catch (const std::exception& error) {
@@ -389,6 +397,7 @@ void EngineThread::SettleFlush() {
   if (!can && Clock::now() < flush_->deadline) return;
   const Done done = std::move(flush_->done);
   flush_.reset();
+  if (can) scheduler_.Forget();
   done(can ? Status() : Fail(Code::kTimeout, "Timed out waiting for idle state."));
 }
 
@@ -426,6 +435,7 @@ void EngineThread::Finished(const Work& work, std::span<float> logits) {
   }
   if (!sequence.decoding()) prompt_tokens_ += work.length;
   sequence.Advance(work.length, version_);
+  scheduler_.Publish(sequence);
   bool ended = false;
   if (work.choose) {
     ended = sequence.Generate(logits.subspan(row * vocabulary, vocabulary), version_);
@@ -462,6 +472,7 @@ void EngineThread::UpdateStats() {
       .kv_tokens_used = std::uint64_t{scheduler_.blocks_used()} * model::kKvBlock,
       .kv_tokens_total = std::uint64_t{scheduler_.blocks_total()} * model::kKvBlock,
       .prompt_tokens = prompt_tokens_,
+      .cached_tokens = scheduler_.reused_tokens(),
       .generated_tokens = generated_tokens_,
       .tokens_per_second = rate_.PerSecond(),
       .steps = steps_,

@@ -244,6 +244,7 @@ TEST_F(EngineControlTest, AbortChoosesByIdAndPrefix) {
   engine_->Abort("x::", Engine::AbortMatch::kPrefix, "some");
   EXPECT_EQ(clients[0].Wait().finish->message, "some");
   EXPECT_EQ(clients[1].Wait().finish->message, "some");
+  ASSERT_OK(Pause(PauseMode::kRetract));  // so that the figures have followed the last event
   EXPECT_EQ(engine_->stats().gated, 1U);
   ASSERT_OK(Continue());
   EXPECT_EQ(clients[3].Wait().finish->kind, Finish::Kind::kLength);

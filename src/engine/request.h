@@ -61,6 +61,9 @@ struct Request {
   SamplingParams sampling;
   LogprobParams logprobs;
   bool stream = false;  // an event for each step; else only the last one
+  // Of a beginning that another request has computed, what lies in the cache is used only if this
+  // is equal.
+  std::string cache_partition;
 };
 
 // Output tokens [start, end) were computed with weights of this version.
@@ -92,10 +95,10 @@ struct Event {
 
   // Set in the last event.
   std::vector<VersionSpan> weight_versions;  // cover all output tokens
-  // Cover the prompt; empty if it was never computed
+  // Cover the prompt by what computed its keys and values; empty if it was never computed
   std::vector<VersionSpan> prefill_weight_versions;
   std::uint32_t retractions = 0;
-  std::uint32_t cached_tokens = 0;
+  std::uint32_t cached_tokens = 0;  // of the prompt, that others had computed
 };
 
 // Called on the engine's thread, in order; must not block.
