@@ -54,7 +54,8 @@ class EngineThread : public Engine {
         limits_{.vocabulary = model.config().vocabulary,
                 .max_context = std::min<std::uint32_t>(
                     options.max_context > 0 ? options.max_context : model.config().max_positions,
-                    blocks * model::kKvBlock)},
+                    blocks * model::kKvBlock),
+                .experts = model.config().experts.has_value()},
         scheduler_(blocks, {.max_running = options.max_running,
                             .prefill_rows = std::max<std::uint32_t>(options.prefill_tokens, 1),
                             .share_prefixes = options.prefix_cache,
@@ -118,6 +119,7 @@ class EngineThread : public Engine {
   // Nothing is computed.
   bool still() const { return paused_ || hold_ != Hold::kNone; }
   void ComputeStep();
+  void KeepExperts(const Step& step);
   void Finished(const Work& work, std::span<float> logits);
   void AbortTaken(const std::vector<std::unique_ptr<Sequence>>& taken, const Finish& finish);
   void AbortScheduled(const Finish& finish);
@@ -420,8 +422,20 @@ void EngineThread::ComputeStep() {
     return AbortScheduled(
         Aborted(computed.error().message, Info(computed.error().code).http_status));
   }
+  if (step.batch.experts) KeepExperts(step);
   for (const Work& work : step.work) {
     Finished(work, std::span(logits_).subspan(work.first_logits_row * vocabulary));
+  }
+}
+
+void EngineThread::KeepExperts(const Step& step) {
+  const std::span<const std::int32_t> all = model_.chosen_experts();
+  const std::size_t width = all.size() / step.batch.tokens.size();
+  for (std::size_t i = 0; i < step.work.size(); ++i) {
+    const model::SequenceSlice& slice = step.batch.sequences[i];
+    Sequence& sequence = *step.work[i].sequence;
+    if (!sequence.request().experts_from) continue;
+    sequence.AddExperts(slice.length, all.subspan(slice.begin * width, slice.length * width));
   }
 }
 

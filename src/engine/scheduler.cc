@@ -142,6 +142,7 @@ std::uint32_t Scheduler::BoundByLogprobs(const Sequence& sequence, std::uint32_t
 void Scheduler::AddRows(Step& step, Sequence& sequence, std::uint32_t length) {
   const auto begin = static_cast<std::uint32_t>(step.batch.tokens.size());
   const auto& tokens = sequence.tokens();
+  if (sequence.request().experts_from) step.batch.experts = true;
   step.batch.tokens.insert(step.batch.tokens.end(), tokens.begin() + sequence.computed,
                            tokens.begin() + sequence.computed + length);
   step.batch.sequences.push_back({.begin = begin,

@@ -62,10 +62,12 @@ void Sequence::AddInputLogprob(std::uint32_t position, std::span<const float> lo
 }
 
 std::uint32_t Sequence::reusable() const {
-  // The last token's logits are wanted, and those of a run of input log-probabilities.
-  const auto last = static_cast<std::uint32_t>(tokens_.size()) - 1;
-  if (!input_logprobs_ || input_logprobs_end_ >= prompt_length_) return last;
-  return std::min(last, input_logprobs_end_ - 1);
+  // The last token's logits are wanted, those of a run of input log-probabilities, and experts.
+  auto end = static_cast<std::uint32_t>(tokens_.size()) - 1;
+  if (input_logprobs_ && input_logprobs_end_ < prompt_length_) {
+    end = std::min(end, input_logprobs_end_ - 1);
+  }
+  return std::min(end, request_.experts_from.value_or(end));
 }
 
 void Sequence::Reuse(std::uint32_t length, std::vector<VersionSpan> spans) {
@@ -74,6 +76,17 @@ void Sequence::Reuse(std::uint32_t length, std::vector<VersionSpan> spans) {
   // What it has computed itself, and lost, was not computed by others.
   if (length > computed_most_) cached_tokens_ += length - computed_most_;
   computed_most_ = std::max(computed_most_, length);
+}
+
+void Sequence::AddExperts(std::uint32_t length, std::span<const std::int32_t> experts) {
+  const std::uint32_t from = *request_.experts_from;
+  const std::size_t width = experts.size() / length;
+  const std::uint32_t begin = std::max(from, computed);
+  if (begin >= computed + length) return;
+  // After a retraction they are computed again, maybe by other weights.
+  experts_.resize((begin - from) * width);
+  experts = experts.subspan((begin - computed) * width);
+  experts_.insert(experts_.end(), experts.begin(), experts.end());
 }
 
 void Sequence::Advance(std::uint32_t length, const std::string& version) {
@@ -178,6 +191,7 @@ void Sequence::Tell(std::optional<Finish> finish, const std::string& version) {
     event.prefill_weight_versions = ComputedBy(0, prompt_length_);
     event.retractions = retractions_;
     event.cached_tokens = cached_tokens_;
+    event.experts = std::move(experts_);
   }
   sink_(std::move(event));
 }

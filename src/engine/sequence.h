@@ -58,6 +58,8 @@ class Sequence {
   std::uint32_t reusable() const;
   // Starts with `length` tokens in the cache that weights of these versions have computed.
   void Reuse(std::uint32_t length, std::vector<VersionSpan> spans);
+  // The experts of the next `length` tokens to compute: [length, …].
+  void AddExperts(std::uint32_t length, std::span<const std::int32_t> experts);
   // `length` more tokens are in the cache, computed by weights of this version.
   void Advance(std::uint32_t length, const std::string& version);
   // By what [begin, end) of the tokens in the cache were computed.
@@ -94,8 +96,9 @@ class Sequence {
   Event pending_;                         // not told yet
   std::vector<VersionSpan> spans_;
   std::vector<VersionSpan>
-      computed_by_;                  // tokens in the cache; after a retraction, those that were
-  std::uint32_t computed_most_ = 0;  // tokens that were in the cache at any time
+      computed_by_;                    // tokens in the cache; after a retraction, those that were
+  std::vector<std::int32_t> experts_;  // from Request::experts_from on
+  std::uint32_t computed_most_ = 0;    // tokens that were in the cache at any time
   std::uint32_t cached_tokens_ = 0;
   std::uint32_t retractions_ = 0;
 };
