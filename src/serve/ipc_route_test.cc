@@ -57,7 +57,7 @@ TEST_F(IpcRouteTest, ARankWithoutEndpoint) {
 }
 
 TEST_F(IpcRouteTest, WhatIsNoMap) {
-  EXPECT_THAT(Message("{}", 400), HasSubstr("zmq_handles is required"));
+  EXPECT_THAT(Message("{}", 400), HasSubstr("zmq_handles: is required"));
   EXPECT_THAT(Message(R"({"zmq_handles":["ipc://a"]})", 400), HasSubstr("got a list"));
   EXPECT_THAT(Message(R"({"zmq_handles":{"CPU-0":"ipc://a","CPU-1":7}})", 400), HasSubstr("CPU-1"));
   EXPECT_THAT(weights_.calls(), IsEmpty());
