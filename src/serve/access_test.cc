@@ -137,6 +137,7 @@ const std::map<std::string, Level>& ExpectedLevels() {
       {"/ping", Level::kNormal},
       {"/generate", Level::kNormal},
       {"/v1/models", Level::kNormal},
+      {"/ping", Level::kNormal},
       {"/v1/models/*", Level::kNormal},
       {"/v1/completions", Level::kNormal},
       {"/v1/chat/completions", Level::kNormal},

@@ -25,6 +25,7 @@ ROUTES: dict[str, tuple[str, list[str]]] = {
     "/v1/completions": (NORMAL, ["POST"]),
     "/v1/chat/completions": (NORMAL, ["POST"]),
     "/v1/models": (NORMAL, ["GET"]),
+    "/ping": (NORMAL, ["GET"]),
     "/v1/models/NAME": (NORMAL, ["GET"]),
     "/v1/loads": (NORMAL, ["GET"]),
     "/model_info": (NORMAL, ["GET"]),
