@@ -134,7 +134,6 @@ const std::map<std::string, Level>& ExpectedLevels() {
       {"/health_generate", Level::kOpen},
       {"/metrics", Level::kOpen},
       {"/", Level::kNormal},
-      {"/ping", Level::kNormal},
       {"/generate", Level::kNormal},
       {"/v1/models", Level::kNormal},
       {"/ping", Level::kNormal},

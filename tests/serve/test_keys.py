@@ -20,7 +20,6 @@ ROUTES: dict[str, tuple[str, list[str]]] = {
     "/health": (OPEN, ["GET"]),
     "/health_generate": (OPEN, ["GET"]),
     "/metrics": (OPEN, ["GET"]),
-    "/ping": (NORMAL, ["GET"]),
     "/generate": (NORMAL, ["POST", "PUT"]),
     "/v1/completions": (NORMAL, ["POST"]),
     "/v1/chat/completions": (NORMAL, ["POST"]),
