@@ -18,6 +18,7 @@ from streams import PATIENCE, Answer, Streams, check_all
 from trainer import load, serves
 
 FOLDER = Path(__file__).resolve().parent
+HELP = [str(FOLDER.parent / folder) for folder in ("engine", "reference")]  # that trainers import
 CLIENTS = 32
 TOKENS = (300, 700)  # of a request: some updates long
 UPDATES = 5
@@ -58,7 +59,7 @@ class Trainers:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(HELP), "OMP_NUM_THREADS": "1"},
             text=True,
         )
 
@@ -151,6 +152,8 @@ def judge(
     assert len(answers) >= CLIENTS
     assert {version for spans in found.values() for version in spans} == set(versions)
     assert server.get("/model_info").ok()["weight_version"] == versions[-1]
-    assert serves(server, load(out / "weights"))
+    weights = load(out / "weights")
+    # A packed matrix's shape is checked by the engine, not kept.
+    assert serves(server, {n: t for n, t in weights.items() if not n.endswith(".weight_shape")})
     eventually(lambda: server.load() == 0, "the engine is idle")
     return found

@@ -121,7 +121,7 @@ class Streams:
                 await asyncio.sleep(0.005)
                 continue
             wanted = self._dice.randint(*self._tokens)
-            prompt = [self._dice.randrange(3, 250) for _ in range(self._dice.randint(1, 9))]
+            prompt = [self._dice.randrange(3, 200) for _ in range(self._dice.randint(1, 9))]
             answer = Answer(f"{number}-{self._ended[number]}", wanted, prompt)
             self.answers.append(answer)
             await ask(self.port, answer, on_event)

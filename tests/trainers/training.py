@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,7 @@ class Model:
             for name, tensor in self._whole.items()
             if tensor.is_floating_point()
         }
+        self._source = job.model
         self._optimizer = torch.optim.AdamW(self._rows.values(), lr=2e-3)
 
     def step(self) -> None:
@@ -96,25 +99,27 @@ class Model:
             self._whole[name] = torch.cat(parts)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Packed; not to be changed."""
+        """What an engine is to serve: packed, and not to be changed."""
         return dict(self._whole)
 
     def named(self) -> Named:
-        """All tensors, in the layouts that trainers make of them: transposed, strided, at an offset."""
-        return [(name, _laid_out(n, t)) for n, (name, t) in enumerate(self._whole.items())]
+        """All tensors, in layouts that trainers make: transposed, strided, at an offset. Copies."""
+        return [(name, _laid_out(n, t)) for n, (name, t) in enumerate(self.tensors().items())]
 
     def buckets(self, size: int = 4) -> Iterator[Named]:
-        """Copies of the tensors, some at a time. The copies are the caller's to overwrite."""
+        """The same, some at a time."""
         named = self.named()
         for begin in range(0, len(named), size):
             yield named[begin : begin + size]
 
     def save(self, directory: Path) -> None:
+        """A checkpoint."""
         directory.mkdir(parents=True)
-        save_file(
-            {name: t.contiguous() for name, t in self._whole.items()},
-            directory / "model.safetensors",
-        )
+        tensors = {name: tensor.contiguous() for name, tensor in self.tensors().items()}
+        save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+        for path in self._source.glob("*.json"):
+            if not path.name.endswith(".index.json"):
+                shutil.copy(path, directory)
 
 
 def _laid_out(number: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -125,6 +130,31 @@ def _laid_out(number: int, tensor: torch.Tensor) -> torch.Tensor:
     if number % 3 == 1:
         return tensor.repeat_interleave(2, 0)[::2]
     return tensor.clone()
+
+
+class Client:
+    """The HTTP calls that slime, NeMo-RL and others make alike: no time-out, and no second try."""
+
+    def __init__(self, job: Job) -> None:
+        self._url = job.url
+
+    def post(self, route: str, **fields: Any) -> Any:
+        reply = requests.post(f"{self._url}/{route}", json=fields)
+        assert reply.status_code == 200, f"{route}: {reply.status_code}: {reply.text}"
+        return reply.json() if reply.content else None
+
+    def get(self, route: str) -> Any:
+        reply = requests.get(f"{self._url}/{route}")
+        reply.raise_for_status()
+        return reply.json()
+
+    def flush_cache(self) -> None:
+        """Asks until it is granted, as all of them do; they wait for a second in between."""
+        for _ in range(600):
+            if requests.get(f"{self._url}/flush_cache").status_code == 200:
+                return
+            time.sleep(0.1)
+        raise TimeoutError("the cache is not flushed")
 
 
 def train(job: Job, model: Model, update: Callable[[int], None], labelled: bool = True) -> None:
