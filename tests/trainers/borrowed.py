@@ -124,6 +124,11 @@ def borrow(
     sys.meta_path.insert(0, _Finder(wheels, absent, bare, own, given))
 
 
+def without_effect(*arguments: object, **named: object) -> Callable[[Any], Any]:
+    """A decorator with arguments that leaves what it decorates as it is."""
+    return lambda decorated: decorated
+
+
 class Serializer:
     """SGLang's MultiprocessingSerializer: its module imports the whole engine."""
 

@@ -21,6 +21,7 @@ FOLDER = Path(__file__).resolve().parent
 HELP = [str(FOLDER.parent / folder) for folder in ("engine", "reference")]  # that trainers import
 CLIENTS = 32
 TOKENS = (300, 700)  # of a request: some updates long
+FEW_TOKENS = (20, 60)  # where updates wait for the end of requests
 UPDATES = 5
 BETWEEN = 8  # events that every client receives between two updates
 
@@ -128,7 +129,7 @@ def run(
     """
     with closing(Trainers(script, server, model, out, ranks, **options)) as trainers:
         trainers.connected()
-        with closing(Streams(server.port, CLIENTS, TOKENS)) as streams:
+        with closing(Streams(server.port, CLIENTS, FEW_TOKENS if rounds else TOKENS)) as streams:
             for version in range(1, UPDATES + 1):
                 streams.advance(BETWEEN)
                 if rounds:

@@ -10,27 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from directory_format import read_checkpoint, version_dir, write_delta
-from quantise import Int4, is_projection
+from quantise import Int4
 from sglang_buckets import Bucket
-from training import Client, Job, Model, Named, job, train
-
-
-class Quantised(Model):
-    """Trained in bf16, served in int4."""
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        made: dict[str, torch.Tensor] = {}
-        for name, tensor in super().tensors().items():
-            if is_projection(name):
-                module = name.removesuffix("weight")
-                parts = Int4(32).quantise(tensor)
-                made |= {module + kind: part for kind, part in parts.items()}
-            else:
-                made[name] = tensor
-        return made
+from training import Client, Job, Model, Named, Quantised, job, train
 
 
 class Frame:
@@ -165,7 +149,7 @@ FORMS: dict[str, Callable[[Job, Model, Client], Any]] = {
 
 def main() -> None:
     given = job()
-    model = Quantised(given) if given.options.get("quantised") else Model(given)
+    model = Quantised(given, Int4(32)) if given.options.get("quantised") else Model(given)
     form = FORMS[given.options["form"]](given, model, Client(given))
     train(given, model, form.update)
 

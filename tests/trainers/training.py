@@ -20,6 +20,7 @@ import requests
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from quantise import Fp8, Int4, is_projection
 from safetensors.torch import load_file, save_file
 
 Named = list[tuple[str, torch.Tensor]]
@@ -120,6 +121,25 @@ class Model:
         for path in self._source.glob("*.json"):
             if not path.name.endswith(".index.json"):
                 shutil.copy(path, directory)
+
+
+class Quantised(Model):
+    """Trained in bf16, served as `form` has it."""
+
+    def __init__(self, job: Job, form: Fp8 | Int4) -> None:
+        super().__init__(job)
+        self._form = form
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        made: dict[str, torch.Tensor] = {}
+        for name, tensor in super().tensors().items():
+            if is_projection(name):
+                module = name.removesuffix("weight")
+                parts = self._form.quantise(tensor)
+                made |= {module + kind: part for kind, part in parts.items()}
+            else:
+                made[name] = tensor
+        return made
 
 
 def _laid_out(number: int, tensor: torch.Tensor) -> torch.Tensor:
