@@ -15,7 +15,19 @@ from typing import Any
 
 import torch.distributed as dist
 from borrowed import Handle, Serializer, borrow, ray, ray_get
-from training import Job, Model, Named, job, train
+from training import Job, Model, Named, job, join_group, start, train
+
+
+def parallel_state() -> Any:
+    """Megatron's, of a trainer whose ranks are one tensor-parallel group."""
+    alone, rank = SimpleNamespace(rank=0, size=1), dist.get_rank()
+    return SimpleNamespace(
+        pp=alone,
+        ep=alone,
+        intra_dp_cp=alone,
+        tp=SimpleNamespace(rank=rank, size=dist.get_world_size()),
+    )
+
 
 MEGATRON = "miles.backends.megatron_utils"
 borrow(
@@ -31,7 +43,11 @@ borrow(
         *("sglang", "sglang.srt", "sglang.srt.weight_sync"),
     ],
     own=["sglang.srt.weight_sync.tensor_bucket"],
-    given=ray() | {"sglang.srt.utils": {"MultiprocessingSerializer": Serializer}},
+    given=ray()
+    | {
+        "miles.backends.training_utils.parallel": {"get_parallel_state": parallel_state},
+        "sglang.srt.utils": {"MultiprocessingSerializer": Serializer},
+    },
 )
 
 from miles.backends.megatron_utils.update_weight import update_weight_from_tensor as by_tensor
@@ -59,9 +75,8 @@ class Engine(SGLangEngine):  # type: ignore[misc]
         return self._make_request(route, fields)
 
     def init_weights_update_group(self, *arguments: Any, backend: str) -> Any:
-        return super().init_weights_update_group(
-            *arguments, backend=backend.replace("nccl", "gloo")
-        )
+        assert backend == "nccl"
+        return super().init_weights_update_group(*arguments, backend="gloo")
 
 
 def arguments(job: Job) -> Namespace:
@@ -130,15 +145,14 @@ class ByBroadcast(broadcast.UpdateWeightFromDistributed):  # type: ignore[misc]
             arguments(job), [], model.tensors, model_name="llama", quantization_config=None
         )
         self._buckets, self._engine = model.buckets, engine
-        join = broadcast.init_process_group
-        broadcast.init_process_group = lambda **fields: join(**fields | {"backend": "gloo"})
+        # miles' own takes torch 2.13 for older than 2.6, by comparing texts.
+        broadcast.init_process_group = lambda init_method, world_size, group_name, **_: join_group(
+            int(init_method.rsplit(":", 1)[1]), world_size, group_name
+        )
         lock = SimpleNamespace(acquire=lambda: True, release=lambda: None)
-        engine.destroy_weights_update_group("miles-pp_0")
+        if job.rank == 0:
+            engine.destroy_weights_update_group("miles-pp_0")  # there is none: 400, and no matter
         self.connect_rollout_engines([Handle(engine)], Handle(lock))
-
-    @property
-    def _is_source(self) -> bool:
-        return bool(dist.get_rank() == 0)
 
     def _gather_and_update_non_expert_weights(self, send: Any, bar: Any = None) -> None:
         for bucket in self._buckets():
@@ -226,4 +240,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

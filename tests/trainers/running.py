@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -95,6 +96,8 @@ class Trainers:
             line = self._lines.get(timeout=PATIENCE)
         except queue.Empty:
             line = "nothing"
+            for process in self._processes:
+                process.send_signal(signal.SIGABRT)  # they show where they are
         assert line == wanted, self._told(f"expected {wanted!r}, got {line!r}")
 
     def _told(self, what: str) -> str:
