@@ -141,6 +141,7 @@ void AddTensorRoutes(Router& router, Front& front) {
   AddQueuedRoute(router, front, {"POST"}, "/update_weights_from_tensor", FromTensors);
   router.Add({.methods = {"POST"},
               .path = "/update_weights_from_tensor_raw",
+              .level = Level::kAdminOptional,
               .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {
                 front.disk_worker().Post(
                     [&front, request, exchange] { Update(front, ReadRaw(*request), exchange); });

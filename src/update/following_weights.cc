@@ -53,6 +53,7 @@ class Weights : public FollowingWeights {
       : tensors_(runners[0].model->plan().tensors().size()),
         follower_(follower),
         weights_(files, runners, std::move(options), cancel_),
+        producer_(weights_, transfer_timeout, cancel_),
         groups_({.timeout = transfer_timeout, .most_bytes = weights_.most_message_bytes()},
                 cancel_) {
     follower.OnWork([this](Message message) { OnWork(std::move(message)); });
@@ -77,6 +78,7 @@ class Weights : public FollowingWeights {
   ranks::Follower& follower_;
   base::CancelToken cancel_;
   RankWeights weights_;
+  RankProducer producer_;
   RankGroups groups_;
   // Last, so that they end first.
   base::TaskThreads transfers_;
@@ -99,6 +101,15 @@ Result<Payload> Weights::Work(const Message& message) {
       }
       SYNCLINE_ASSIGN(const auto batch, groups_.Take(request.ticket));
       return EncodeResult(weights_.Receive(request.selector, *batch));
+    }
+    case kFromProducer: {
+      SYNCLINE_ASSIGN(const ProducerRequest request, DecodeProducerRequest(message.payload));
+      return EncodeResult(producer_.Receive(request));
+    }
+    case kFinishProducer: {
+      SYNCLINE_ASSIGN(const std::string failure, DecodeText(message.payload));
+      producer_.Finish(failure);
+      return Payload();
     }
     case kPrepare: {
       SYNCLINE_ASSIGN(const PrepareRequest request, DecodePrepareRequest(message.payload));
@@ -125,12 +136,12 @@ Result<Payload> Weights::Work(const Message& message) {
 Result<Payload> Weights::Transfer(const Message& message) {
   switch (message.kind) {
     case kJoinGroup: {
-      SYNCLINE_ASSIGN(const transport::GroupAddress address, DecodeGroupAddress(message.payload));
-      return NoContent(groups_.table().Join(address));
+      SYNCLINE_ASSIGN(const JoinGroup join, DecodeJoinGroup(message.payload));
+      return NoContent(groups_.table().Join(join.address, join.number));
     }
     case kLeaveGroup: {
-      SYNCLINE_ASSIGN(const std::string name, DecodeText(message.payload));
-      return NoContent(groups_.table().Leave(name));
+      SYNCLINE_ASSIGN(const LeaveGroup leave, DecodeLeaveGroup(message.payload));
+      return NoContent(groups_.table().Leave(leave.name, leave.number));
     }
     case kReceiveGroup: {
       SYNCLINE_ASSIGN(ReceiveGroup request, DecodeReceiveGroup(message.payload));

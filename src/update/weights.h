@@ -77,6 +77,8 @@ struct SessionState {
   std::vector<std::string> pending;
   // The engine holds no whole version (an update in place failed): it refuses to generate.
   std::optional<std::string> incomplete;
+  // The engine was started to wait for weights, and none have come: it refuses to generate.
+  bool awaiting = false;
 };
 
 struct TensorUpdate {
@@ -84,6 +86,8 @@ struct TensorUpdate {
   std::vector<std::vector<std::byte>> payloads;
   // Not 0: there are no payloads, the tensors came another way (groups.h) and lie on every rank.
   std::uint64_t ticket = 0;
+  // Not empty: no payloads; producers of checkpoint-engine send the tensors over these, by rank.
+  std::vector<std::string> endpoints;
   std::string route = "update_weights_from_tensor";  // for messages
   payload::Format format = payload::Format::kPlain;
   bool direct = false;  // names are those of the engine's parameters, in their load layout
@@ -176,11 +180,12 @@ class Weights {
     std::string host = "localhost";   // what this host is called in replies
     std::vector<Runner> drafts;       // updated beside the model; the same on all ranks
     SessionRule sessions = SessionRule::kOptional;
+    bool await_weights = false;  // generates nothing before the first update
     // Of each rank and runner: bytes that the second arena may hold. What goes beyond is written in
     // place. 0: everything is.
     std::uint64_t undo_memory = ~std::uint64_t{0};
     std::chrono::milliseconds session_timeout{0};  // without a message; 0: none
-    // Of joining a group of processes, and of each transfer over it.
+    // Of joining a group of processes, of each transfer over it, and of each message of a producer.
     std::chrono::milliseconds transfer_timeout = std::chrono::seconds(300);
   };
   // All must outlive it.
