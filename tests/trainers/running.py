@@ -19,7 +19,9 @@ from streams import PATIENCE, Answer, Streams, check_all
 from trainer import load, serves
 
 FOLDER = Path(__file__).resolve().parent
-HELP = [str(FOLDER.parent / folder) for folder in ("engine", "reference")]  # that trainers import
+HELP = [
+    str(FOLDER.parent / folder) for folder in (".", "engine", "reference", "serve")
+]  # that trainers import
 CLIENTS = 32
 TOKENS = (300, 700)  # of a request: some updates long
 FEW_TOKENS = (20, 60)  # where updates wait for the end of requests
