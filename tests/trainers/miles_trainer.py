@@ -8,14 +8,44 @@ newer versions ("tensor-session", "broadcast-session") and "disk" follow the con
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from borrowed import Handle, Serializer, borrow, ray, ray_get
-from training import Job, Model, Named, job, train
+from mooncake.engine import TransferEngine
+from shards import of_rank
+from training import Job, Model, Named, job, join_group, start, train
+
+
+@dataclasses.dataclass
+class ServerArgs:
+    """What miles keeps of an engine's settings."""
+
+    tp_size: int
+
+
+@functools.cache
+def own_groups() -> list[Any]:
+    """Of one rank each; made by all ranks together."""
+    return [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+
+
+def parallel_state() -> Any:
+    """Megatron's, of a trainer whose ranks are one tensor-parallel group."""
+    alone, rank = SimpleNamespace(rank=0, size=1), dist.get_rank()
+    return SimpleNamespace(
+        pp=SimpleNamespace(rank=0, size=1, group=own_groups()[rank]),
+        ep=alone,
+        intra_dp_cp=alone,
+        tp=SimpleNamespace(rank=rank, size=dist.get_world_size()),
+    )
+
 
 MEGATRON = "miles.backends.megatron_utils"
 borrow(
@@ -31,13 +61,21 @@ borrow(
         *("sglang", "sglang.srt", "sglang.srt.weight_sync"),
     ],
     own=["sglang.srt.weight_sync.tensor_bucket"],
-    given=ray() | {"sglang.srt.utils": {"MultiprocessingSerializer": Serializer}},
+    given=ray()
+    | {
+        "miles.backends.training_utils.parallel": {"get_parallel_state": parallel_state},
+        "sglang.srt.server_args": {"ServerArgs": ServerArgs},
+        "sglang.srt.utils": {"MultiprocessingSerializer": Serializer},
+    },
 )
 
 from miles.backends.megatron_utils.update_weight import update_weight_from_tensor as by_tensor
-from miles.backends.megatron_utils.update_weight.update_weight_from_distributed import broadcast
+from miles.backends.megatron_utils.update_weight.update_weight_from_distributed import (
+    broadcast,
+    p2p,
+)
 from miles.backends.sglang_utils.sglang_engine import SGLangEngine, _wait_server_healthy
-from miles.utils.distributed_utils import get_gloo_group, init_gloo_group
+from miles.utils.distributed_utils import init_gloo_group
 
 
 class Engine(SGLangEngine):  # type: ignore[misc]
@@ -59,9 +97,8 @@ class Engine(SGLangEngine):  # type: ignore[misc]
         return self._make_request(route, fields)
 
     def init_weights_update_group(self, *arguments: Any, backend: str) -> Any:
-        return super().init_weights_update_group(
-            *arguments, backend=backend.replace("nccl", "gloo")
-        )
+        assert backend == "nccl"
+        return super().init_weights_update_group(*arguments, backend="gloo")
 
 
 def arguments(job: Job) -> Namespace:
@@ -70,6 +107,8 @@ def arguments(job: Job) -> Namespace:
         actor_num_nodes=1,
         actor_num_gpus_per_node=job.world,
         pause_generation_mode=job.options.get("mode", "retract"),
+        rollout_num_gpus=job.world,
+        sglang_pp_size=1,
     )
 
 
@@ -130,15 +169,14 @@ class ByBroadcast(broadcast.UpdateWeightFromDistributed):  # type: ignore[misc]
             arguments(job), [], model.tensors, model_name="llama", quantization_config=None
         )
         self._buckets, self._engine = model.buckets, engine
-        join = broadcast.init_process_group
-        broadcast.init_process_group = lambda **fields: join(**fields | {"backend": "gloo"})
+        # miles' own takes torch 2.13 for older than 2.6, by comparing texts.
+        broadcast.init_process_group = lambda init_method, world_size, group_name, **_: join_group(
+            int(init_method.rsplit(":", 1)[1]), world_size, group_name
+        )
         lock = SimpleNamespace(acquire=lambda: True, release=lambda: None)
-        engine.destroy_weights_update_group("miles-pp_0")
+        if job.rank == 0:
+            engine.destroy_weights_update_group("miles-pp_0")  # there is none: 400, and no matter
         self.connect_rollout_engines([Handle(engine)], Handle(lock))
-
-    @property
-    def _is_source(self) -> bool:
-        return bool(dist.get_rank() == 0)
 
     def _gather_and_update_non_expert_weights(self, send: Any, bar: Any = None) -> None:
         for bucket in self._buckets():
@@ -166,6 +204,67 @@ class ByBroadcastInSession(ByBroadcast):
                 "update_weight_version",
                 new_version=str(self.weight_version),
                 abort_all_requests=False,
+            )
+            self._engine.end_weight_update()
+            self._engine.continue_generation()
+
+
+class ByWrites(p2p.UpdateWeightP2P):  # type: ignore[misc]
+    """miles' P2P form: each rank writes into the parameters of a rank of the engine.
+
+    Which rank writes where, what it asks the engine, and the writes are miles' own code. It fills a
+    replica of SGLang's model on the CPU; here the parameters are put together by the tests.
+    """
+
+    def __init__(self, job: Job, model: Model, engine: Engine) -> None:
+        super().__init__(
+            arguments(job), [], model.tensors, model_name="llama", quantization_config=None
+        )
+        self._job, self._tensors, self._engine = job, model.tensors, engine
+        self.rollout_engines = [Handle(engine)]
+        assert self._is_source
+        (target,) = self.transfer_plan.plan_p2p()
+        assert (target.engine_ind, target.engine_rank) == (0, job.rank)
+        known, sessions, _ = p2p.query_remote_weight_infos(self.rollout_engines, [target])
+        session = sessions[0, job.rank]
+        places, parallel = known[session]
+        assert (parallel["tp_rank"], parallel["tp_size"]) == (job.rank, job.world)
+        self._remote = p2p.RemoteWeightInfo(session, places)
+        self._replica = {name: t.clone() for name, t in self._parameters().items()}
+        assert {n: t.numel() for n, t in self._replica.items()} == {
+            n: p[1] for n, p in places.items()
+        }
+        self._transfer_engine = TransferEngine()
+        assert self._transfer_engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+        self._weight_memory_registry = p2p.register_cpu_memory(self._replica, self._transfer_engine)
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        """As the engine's rank holds them: fused, divided, and the vocabulary's last rows padded."""
+        weights, rank, ranks = self._tensors(), self._job.rank, self._job.world
+        made = of_rank(weights, rank, ranks)
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            width = weights[name].shape[1]
+            rows = self._remote.weights_info[name][1] // width
+            own = weights[name][rank * rows : (rank + 1) * rows]
+            made[name] = torch.cat([own, own.new_zeros(rows - len(own), width)])
+        return made
+
+    def update(self, version: int) -> None:
+        first = self._job.rank == 0
+        if first:
+            self._engine.pause_generation(self.args.pause_generation_mode)
+            self._engine.flush_cache()
+            self._engine.begin_weight_update("all")
+        dist.barrier()
+        for name, tensor in self._parameters().items():
+            self._replica[name].copy_(tensor)
+        names = list(self._replica)
+        self.transfer_manager.submit(self._do_p2p_write_one_session, self._remote, names)
+        self.transfer_manager.wait_transfers()
+        dist.barrier()
+        if first:
+            self._engine.send(
+                "update_weight_version", new_version=str(version), abort_all_requests=False
             )
             self._engine.end_weight_update()
             self._engine.continue_generation()
@@ -213,17 +312,18 @@ FORMS: dict[str, Callable[[Job, Model, Engine], Any]] = {
     "disk": ByDisk,
     "broadcast": ByBroadcast,
     "broadcast-session": ByBroadcastInSession,
+    "writes": ByWrites,
 }
 
 
 def main() -> None:
     given = job()
     init_gloo_group()
-    assert get_gloo_group() is not None
+    own_groups()
     model, engine = Model(given), Engine(given)
     form = FORMS[given.options["form"]](given, model, engine)
     train(given, model, form.update)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -13,7 +13,7 @@ import requests
 import torch.distributed as dist
 from quantise import Fp8
 from sglang_buckets import Bucket
-from training import Client, Job, Model, Named, Quantised, job, train
+from training import Client, Job, Model, Named, Quantised, job, start, train
 
 
 class Refit:
@@ -74,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,9 @@ from streams import PATIENCE, Answer, Streams, check_all
 from trainer import load, serves
 
 FOLDER = Path(__file__).resolve().parent
-HELP = [str(FOLDER.parent / folder) for folder in ("engine", "reference")]  # that trainers import
+HELP = [
+    str(FOLDER.parent / folder) for folder in (".", "engine", "reference", "serve")
+]  # that trainers import
 CLIENTS = 32
 TOKENS = (300, 700)  # of a request: some updates long
 FEW_TOKENS = (20, 60)  # where updates wait for the end of requests
@@ -95,6 +98,8 @@ class Trainers:
             line = self._lines.get(timeout=PATIENCE)
         except queue.Empty:
             line = "nothing"
+            for process in self._processes:
+                process.send_signal(signal.SIGABRT)  # they show where they are
         assert line == wanted, self._told(f"expected {wanted!r}, got {line!r}")
 
     def _told(self, what: str) -> str:

@@ -6,15 +6,19 @@ There is no wheel of slime: the calls follow the contract. Buckets are made by S
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import requests
+import torch
 import torch.distributed as dist
 from directory_format import read_checkpoint, version_dir, write_delta
 from quantise import Int4
 from sglang_buckets import Bucket
-from training import Client, Job, Model, Named, Quantised, job, train
+from training import Client, Job, Model, Named, Quantised, job, join_group, start, train
 
 
 class Frame:
@@ -88,6 +92,60 @@ def _expert_of(name: str) -> tuple[str, int]:
     return layer, int(rest.split(".")[0])
 
 
+class ByBroadcast(Frame):
+    """A group of the trainer's first rank and the engine; one broadcast a tensor, or one a bucket."""
+
+    def __init__(self, job: Job, model: Model, client: Client) -> None:
+        super().__init__(job, model, client)
+        self._name = "slime-pp_0"
+        if job.rank == 0:
+            requests.post(
+                f"{job.url}/destroy_weights_update_group", json={"group_name": self._name}
+            )
+            self._group = self._connect()
+
+    def _connect(self) -> dist.ProcessGroup:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        fields = {
+            "master_address": "127.0.0.1",
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": self.job.world + 1,
+            "group_name": self._name,
+            "backend": "gloo",
+        }
+        with ThreadPoolExecutor(1) as calls:
+            joined = calls.submit(self.client.post, "init_weights_update_group", **fields)
+            group = join_group(port, self.job.world + 1, self._name)
+            joined.result()
+        return group
+
+    def send(self, version: str) -> None:
+        if self.job.rank != 0:
+            return
+        flat = bool(self.job.options.get("flat"))
+        with ThreadPoolExecutor(1) as calls:
+            for named in self.model.buckets():
+                received = calls.submit(self._announce, named, version, flat)
+                parts = [tensor.contiguous().view(torch.uint8).flatten() for _, tensor in named]
+                for tensor in [torch.cat(parts)] if flat else parts:
+                    dist.broadcast(tensor, 0, group=self._group)
+                received.result()
+
+    def _announce(self, named: Named, version: str, flat: bool) -> Any:
+        return self.client.post(
+            "update_weights_from_distributed",
+            names=[name for name, _ in named],
+            dtypes=[str(tensor.dtype).removeprefix("torch.") for _, tensor in named],
+            shapes=[list(tensor.shape) for _, tensor in named],
+            group_name=self._name,
+            flush_cache=False,
+            weight_version=version,
+            load_format="flattened_bucket" if flat else None,
+        )
+
+
 class ByDisk:
     """Full versions, each a checkpoint; the engine reads it where it is, or pulls it first."""
 
@@ -142,6 +200,7 @@ class ByDeltas(ByDisk):
 
 FORMS: dict[str, Callable[[Job, Model, Client], Any]] = {
     "tensor": ByTensor,
+    "broadcast": ByBroadcast,
     "disk": ByDisk,
     "deltas": ByDeltas,
 }
@@ -155,4 +214,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -15,9 +15,17 @@ from running import run
 from server import Server
 
 
-@pytest.mark.parametrize("form", ["disk"])
+@pytest.mark.parametrize(
+    "options",
+    [{"form": "disk"}, {"form": "broadcast"}, {"form": "broadcast", "stages": 2}],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
 def test_areal(
-    serve: Callable[..., Server], bf16_llama: Path, tmp_path: Path, ranks: int, form: str
+    serve: Callable[..., Server],
+    bf16_llama: Path,
+    tmp_path: Path,
+    ranks: int,
+    options: dict[str, Any],
 ) -> None:
-    options: dict[str, Any] = {"aborts": True, "labels": False, "form": form}
-    run("areal_trainer.py", serve(ranks), bf16_llama, tmp_path, ranks, **options)
+    fields = options | {"aborts": True, "labels": False}
+    run("areal_trainer.py", serve(ranks), bf16_llama, tmp_path, ranks, **fields)

@@ -28,6 +28,8 @@ def check(server: Server, model: Path, out: Path, ranks: int, **options: Any) ->
     "options",
     [
         {"form": "tensor"},
+        {"form": "broadcast"},
+        {"form": "broadcast", "flat": 1},
         {"form": "disk"},
         {"form": "disk", "pull": 1},
         {"form": "deltas", "pull": 1},

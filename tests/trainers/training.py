@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import faulthandler
 import json
+import os
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 from quantise import Fp8, Int4, is_projection
 from safetensors.torch import load_file, save_file
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.rendezvous import rendezvous
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -175,6 +180,37 @@ class Client:
                 return
             time.sleep(0.1)
         raise TimeoutError("the cache is not flushed")
+
+
+def join_group(port: int, world: int, name: str) -> dist.ProcessGroup:
+    """As rank 0 of a group with an engine: the recipe that trainers share ."""
+    store, rank, size = next(iter(rendezvous(f"tcp://127.0.0.1:{port}", 0, world)))
+    group: dist.ProcessGroup
+    group, _ = c10d._new_process_group_helper(
+        size,
+        rank,
+        [],
+        c10d.Backend("gloo"),
+        c10d.PrefixStore(name, store),
+        group_name=c10d.GroupName(name),
+        timeout=c10d.default_pg_timeout,
+    )
+    c10d._world.pg_group_ranks[group] = {member: member for member in range(world)}
+    return group
+
+
+def start(main: Callable[[], None]) -> None:
+    """Runs `main`; a failure ends the process at once, whatever other threads wait for.
+
+    SIGABRT shows what all threads are doing.
+    """
+    faulthandler.enable()
+    try:
+        main()
+    except Exception:  # noqa: BLE001
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def train(job: Job, model: Model, update: Callable[[int], None], labelled: bool = True) -> None:

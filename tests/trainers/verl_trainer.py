@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from borrowed import Serializer, ServerArgs, borrow, ray
 from torch.distributed.device_mesh import init_device_mesh
-from training import Job, Model, job, train
+from training import Job, Model, job, start, train
 
 ROLLOUT = "verl.workers.rollout"
 WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
@@ -129,4 +129,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)
