@@ -31,6 +31,9 @@ class AllRanks {
   // To each rank its own message, or to all the only one.
   base::Result<Staged> Receive(const TensorUpdate& update, Selector selector);
   base::Result<Staged> Prepare(Selector selector, bool whole);
+  // By rank.
+  base::Result<std::vector<WindowInfo>> Offer();
+  base::Status Open();
   // Names of the parameters that are lost.
   base::Result<std::vector<std::string>> Drop();
   // On any of them.

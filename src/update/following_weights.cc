@@ -92,6 +92,10 @@ Result<Payload> Weights::Work(const Message& message) {
       SYNCLINE_ASSIGN(const PrepareRequest request, DecodePrepareRequest(message.payload));
       return EncodeResult(weights_.Prepare(request.selector, request.whole));
     }
+    case kOffer:
+      return EncodeResult(weights_.Offer());
+    case kOpen:
+      return NoContent(weights_.Open());
     case kDrop:
       return EncodeTexts(weights_.Drop());
     case kMayWrite:

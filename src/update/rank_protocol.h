@@ -6,6 +6,8 @@
 //   kStage       work      text path                     Staged
 //   kReceive     work      ReceiveRequest                Staged
 //   kPrepare     work      PrepareRequest                Staged
+//   kOffer       work      none                          WindowInfo
+//   kOpen        work      none                          none
 //   kDrop        work      none                          texts: names of parameters that are lost
 //   kMayWrite    work      none                          u64: may an update write in place
 //   kSnapshot    work      CheckMessage                  none
@@ -38,6 +40,8 @@ enum RankMessage : std::uint32_t {
   kStage = engine::kFirstOther,
   kReceive,
   kPrepare,
+  kOffer,
+  kOpen,
   kDrop,
   kMayWrite,
   kSnapshot,
@@ -97,5 +101,7 @@ Payload Encode(std::span<const layout::OwnedPart> parts);
 base::Result<std::vector<layout::OwnedPart>> DecodeOwnedParts(base::ByteSpan bytes);
 Payload Encode(const RankDigests& digests);
 base::Result<RankDigests> DecodeRankDigests(base::ByteSpan bytes);
+Payload Encode(const WindowInfo& info);
+base::Result<WindowInfo> DecodeWindowInfo(base::ByteSpan bytes);
 
 }  // namespace syncline::update

@@ -12,6 +12,9 @@
 //      nobody knows, or that is wrong, fails the message.
 //   2. Write the tensors for all of them.
 //   3. Prepare: make ready what is complete.
+//   from a trainer that writes straight into the memory
+//   1. Open: take everything for it, as it is; then let the transfer engine take writes.
+//   2. Prepare: let it take no more; make ready what lies there.
 //   then
 //   5. Commit: copy over the live weights, with no forward running; or Drop.
 // Invariant: unless a group is written in place, the live bytes change only in 5, which cannot fail.
@@ -54,7 +57,7 @@ std::vector<layout::Arrival> ArrivalsOf(const payload::Batch& batch) {
 
 // A library that throws fails the step like anything else, so that who asked undoes it.
 template <typename Work>
-Result<Staged> Caught(const std::string& what, const Work& work) {
+auto Caught(const std::string& what, const Work& work) -> decltype(work()) {
   try {
     return work();
   } catch (const std::bad_alloc&) {
@@ -181,7 +184,7 @@ Result<Staged> RankWeights::StageIn(const std::string& path) {
 
 Result<Staged> RankWeights::Stage(const std::string& path) {
   return Caught(path, [&] {
-    for (const auto& runner : runners_) runner->transaction.Drop(staging_pool_);
+    DropAll();
     const Writing writing(*this);
     return StageIn(path);
   });
@@ -234,9 +237,33 @@ Result<Staged> RankWeights::ReceiveIn(Selector selector, payload::Format format,
   return staged;
 }
 
+Result<WindowInfo> RankWeights::Offer() {
+  if (!options_.p2p) return Fail(Code::kInvalidArgument, "--p2p was not asked for");
+  if (!window_) {
+    SYNCLINE_ASSIGN(window_, Window::Make(*options_.p2p, target(), runners_[0]->transaction));
+  }
+  return window_->info();
+}
+
+Status RankWeights::Open() {
+  return Caught("opening the weights", [&] { return OpenIn(); });
+}
+
+Status RankWeights::OpenIn() {
+  if (!window_) return Fail(Code::kInternal, "the weights were not offered");
+  if (may_write_in_place()) {
+    const Writing writing(*this);
+    return window_->Open(staging_pool_);
+  }
+  const std::shared_lock lock(live_);  // it is read
+  return window_->Open(staging_pool_);
+}
+
 Result<Staged> RankWeights::PrepareIn(Selector selector, bool whole) {
+  if (window_) window_->Close();
   Staged staged = {.unchanged = true};
   std::string without;
+  bool came = false;
   const Writing writing(*this);
   for (OwnRunner* runner : Selected(selector)) {
     Transaction& transaction = runner->transaction;
@@ -244,7 +271,8 @@ Result<Staged> RankWeights::PrepareIn(Selector selector, bool whole) {
     for (const std::string& half : ready.halves) staged.pending.push_back(runner->Prefixed(half));
     staged.loaded = staged.loaded || ready.touched;
     if (ready.touched) staged.unchanged = staged.unchanged && ready.unchanged;
-    if (!ready.touched && !runner->role.empty()) without = runner->role;
+    came = came || ready.came;
+    if (!ready.came && !runner->role.empty()) without = runner->role;
     staged.in_place = staged.in_place || transaction.writes_in_place();
   }
   if (!whole) return staged;
@@ -253,7 +281,7 @@ Result<Staged> RankWeights::PrepareIn(Selector selector, bool whole) {
                 fmt::format("the update ended without a part of {} modules: {}",
                             staged.pending.size(), layout::FirstNamesText(staged.pending)));
   }
-  if (staged.loaded && !without.empty()) {
+  if (came && !without.empty()) {
     return Fail(Code::kNotFound,
                 fmt::format("no tensor came for the runner {} (an update for the target alone says "
                             "selector=target)",
@@ -296,8 +324,13 @@ Status RankWeights::DeriveLive() {
 
 std::vector<std::string> RankWeights::Drop() {
   const Writing writing(*this);
-  for (const auto& runner : runners_) runner->transaction.Drop(staging_pool_);
+  DropAll();
   return Lost();
+}
+
+void RankWeights::DropAll() {
+  if (window_) window_->Close();
+  for (const auto& runner : runners_) runner->transaction.Drop(staging_pool_);
 }
 
 std::vector<std::string> RankWeights::Lost() const {

@@ -22,6 +22,7 @@
 #include "update/runner.h"
 #include "update/selector.h"
 #include "update/transaction.h"
+#include "update/window.h"
 
 namespace syncline::update {
 
@@ -72,7 +73,8 @@ class RankWeights {
   struct Options {
     std::string launch_path;  // version 0 of pulls
     std::uint32_t rank = 0;
-    std::uint64_t undo_memory = ~std::uint64_t{0};  // of each runner
+    std::uint64_t undo_memory = ~std::uint64_t{0};        // of each runner
+    std::optional<transport::TransferEngineOptions> p2p;  // of Offer
   };
   // All must outlive it. The first runner is the target.
   RankWeights(base::FileSystem& files, const std::vector<Runner>& runners, Options options,
@@ -92,6 +94,13 @@ class RankWeights {
   // knows it. A message that fails has written nothing, unless the fault is in its values.
   base::Result<Staged> Receive(Selector selector, payload::Format format, bool direct,
                                base::ByteSpan message);
+
+  // Offers the target's parameters to trainers that write straight into them: starts the transfer engine,
+  // once. kInvalidArgument without Options::p2p.
+  base::Result<WindowInfo> Offer();
+  // Takes all of the target for them, as it is, until Prepare or Drop (Transaction::Open). Nothing may have
+  // come before. kUnavailable: the transfer engine is gone.
+  base::Status Open();
 
   // Makes what came ready. `whole`: halves are kOutOfOrder, else they wait; and a draft of
   // `selector` that got nothing although something came is kNotFound.
@@ -148,6 +157,8 @@ class RankWeights {
   base::Result<Staged> ReceiveIn(Selector selector, payload::Format format, bool direct,
                                  base::ByteSpan message);
   base::Result<Staged> PrepareIn(Selector selector, bool whole);
+  base::Status OpenIn();
+  void DropAll();
   std::vector<std::string> Lost() const;
   bool WritesInPlace() const;
   base::Status Changed(const base::CancelToken& begun) const;
@@ -166,6 +177,7 @@ class RankWeights {
   base::ThreadPool staging_pool_;
   base::ThreadPool commit_pool_;
   mutable base::ThreadPool reading_pool_;
+  std::unique_ptr<Window> window_;  // null before Offer
   std::uint64_t resets_ = 0;
   std::atomic<bool> in_place_ = false;  // some live slots are in the load layout
   mutable std::shared_mutex live_;      // held shared while live weights are read

@@ -28,6 +28,7 @@ class Updates {
 
   base::Result<UpdateReport> FromDisk(const DiskUpdate& update);
   base::Result<UpdateReport> FromTensors(const TensorUpdate& update);
+  base::Result<std::vector<WindowInfo>> Offer();
   base::Status Begin(const BeginRequest& request);
   base::Result<UpdateReport> End(const EndRequest& request);
   // Undoes a session of which nothing was heard for that long.
@@ -41,6 +42,7 @@ class Updates {
   using Clock = std::chrono::steady_clock;
 
   base::Status Undo();
+  base::Status OpenForWrites();
   base::Status Quiesce(bool hold);
   base::Status Commit(const engine::Engine::ExclusiveOptions& options, bool derive_only,
                       const std::optional<std::string>& path);
@@ -63,6 +65,7 @@ class Updates {
   engine::Engine& engine_;
   AllRanks ranks_;
   const Weights::Options& options_;
+  bool offered_ = false;   // to trainers that write straight into the parameters
   bool held_ = false;      // by us
   bool sync_base_ = true;  // of the open session
   bool flush_ = false;     // something in the session asked for it

@@ -38,7 +38,10 @@ class LiveWeights : public Weights {
         options_(std::move(options)),
         others_(options_.leader),
         own_(files, AllRunners(model, options_.drafts),
-             {.launch_path = options_.launch_path, .undo_memory = options_.undo_memory}, cancel_),
+             {.launch_path = options_.launch_path,
+              .undo_memory = options_.undo_memory,
+              .p2p = options_.p2p},
+             cancel_),
         changes_(engine, own_, others_, options_),
         readings_(files, engine, plan_, own_, others_, cancel_, options_.launch_path) {
     if (options_.session_timeout.count() > 0) {
@@ -74,6 +77,11 @@ class LiveWeights : public Weights {
     updates_.Post([this, request, done = std::move(done)] {
       done(Run([&] { return changes_.End(request); }));
     });
+  }
+  Result<std::vector<WindowInfo>> Offer() override {
+    std::promise<Result<std::vector<WindowInfo>>> offered;
+    updates_.Post([&] { offered.set_value(Run([&] { return changes_.Offer(); })); });
+    return offered.get_future().get();
   }
   // Not behind the updates: it takes no lock.
   void SetVersion(std::string label, std::function<void(Status)> done) override {

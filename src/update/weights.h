@@ -68,7 +68,8 @@ struct EndRequest {
 struct SessionState {
   bool open = false;
   Selector selector = Selector::kAll;
-  bool loaded = false;                        // something came
+  bool loaded = false;                        // something came in a message
+  bool open_for_writes = false;               // trainers write straight into the parameters
   std::optional<std::string> weight_version;  // that the end will set
   std::optional<std::string> failure;         // the end will undo the session, for this reason
   // Outside a session: what waits for the rest of its pair. Nothing is generated meanwhile.
@@ -166,6 +167,9 @@ class Weights {
     // place. 0: everything is.
     std::uint64_t undo_memory = ~std::uint64_t{0};
     std::chrono::milliseconds session_timeout{0};  // without a message; 0: none
+    // Trainers may write straight into the target's parameters in sessions (Offer); the transfer engine
+    // of this rank.
+    std::optional<transport::TransferEngineOptions> p2p;
   };
   // All must outlive it.
   static std::unique_ptr<Weights> Create(base::FileSystem& files, engine::Engine& engine,
@@ -193,6 +197,9 @@ class Weights {
   // dropped); with others it is kOutOfOrder. End is anyone's, and kOutOfOrder without a session.
   virtual void Begin(BeginRequest request, std::function<void(base::Status)> done) = 0;
   virtual void End(EndRequest request, Updated done) = 0;
+  // Where such trainers write, by rank; the same for the life of this object. Sessions whose selector
+  // covers the target are open for them from then on. Once, before any update; waits.
+  virtual base::Result<std::vector<WindowInfo>> Offer() = 0;
   // Inside a session; or a transaction of its own, where the rule allows it.
   virtual void FromTensors(TensorUpdate update, Updated done) = 0;
   // Sets the label; in a session, at its end. Says which label now holds or will hold.
