@@ -19,6 +19,7 @@ import allreduce
 import checker
 import codec
 import generation
+import p2p
 import plans
 import repack
 import replica
@@ -51,6 +52,7 @@ def main() -> None:
     allreduce.run(report)
     checker.run(report)
     updates.run(report, ROOT / "build/bench/scratch")
+    p2p.run(report, ROOT / "build/cache/smollm2")
     report.write(arguments.out)
 
 

@@ -1,4 +1,5 @@
-// Work runs on three threads: updates, pulls, and reading of the live weights, each in its order.
+// Work runs on threads of its own: updates, pulls, reading of the live weights, each in its order; and
+// what other engines are seeded with.
 #include "update/following_weights.h"
 
 #include <fmt/core.h>
@@ -6,6 +7,7 @@
 #include <exception>
 #include <new>
 
+#include "base/task_threads.h"
 #include "base/worker.h"
 #include "model/model.h"
 #include "update/rank_protocol.h"
@@ -48,6 +50,7 @@ class Weights : public FollowingWeights {
   Weights(base::FileSystem& files, const std::vector<Runner>& runners, ranks::Follower& follower,
           RankWeights::Options options)
       : tensors_(runners[0].model->plan().tensors().size()),
+        rank_(options.rank),
         follower_(follower),
         weights_(files, runners, std::move(options), cancel_) {
     follower.OnWork([this](Message message) { OnWork(std::move(message)); });
@@ -63,17 +66,21 @@ class Weights : public FollowingWeights {
  private:
   void OnWork(Message message);
   Result<Payload> Work(const Message& message);
+  Result<Payload> Seed(const Message& message);
   Result<Payload> Command(const Message& message);
   Result<Payload> Read(const Message& message, const base::CancelToken& begun);
   Result<Payload> Export(base::ByteSpan payload) const;
 
   const std::size_t tensors_;  // of the target's plan
+  const std::uint32_t rank_;
   ranks::Follower& follower_;
   base::CancelToken cancel_;
   RankWeights weights_;
   // Last, so that they end first.
   base::Worker updates_;
   base::Worker pulls_;
+  base::Worker seeds_;         // opened and closed
+  base::TaskThreads waiting_;  // for peers of seeds
   base::Worker reading_;
 };
 
@@ -92,6 +99,16 @@ Result<Payload> Weights::Work(const Message& message) {
       SYNCLINE_ASSIGN(const PrepareRequest request, DecodePrepareRequest(message.payload));
       return EncodeResult(weights_.Prepare(request.selector, request.whole));
     }
+    case kSeedOpen: {
+      SYNCLINE_ASSIGN(const transport::GroupAddress address, DecodeGroupAddress(message.payload));
+      SYNCLINE_ASSIGN(const std::uint16_t port, weights_.seeding().Open(address, rank_));
+      return EncodeNumber(port);
+    }
+    case kSeedWait:
+    case kSeedSend:
+    case kSeedReceive:
+    case kSeedClose:
+      return Seed(message);
     case kOffer:
       return EncodeResult(weights_.Offer());
     case kOpen:
@@ -113,17 +130,40 @@ Result<Payload> Weights::Work(const Message& message) {
   }
 }
 
+Result<Payload> Weights::Seed(const Message& message) {
+  SYNCLINE_ASSIGN(const std::string name, DecodeText(message.payload));
+  if (message.kind == kSeedWait) return NoContent(weights_.seeding().Wait(name));
+  if (message.kind == kSeedClose) {
+    weights_.seeding().Close(name);
+    return Payload();
+  }
+  SYNCLINE_ASSIGN(const std::string hash,
+                  message.kind == kSeedSend ? weights_.SendLive(name) : weights_.ReceiveLive(name));
+  return EncodeText(hash);
+}
+
 void Weights::OnWork(Message message) {
   if (message.kind == kCancel) {
     cancel_.Cancel();
     return follower_.Reply(message.id, Payload());
   }
-  base::Worker& worker = message.kind == kPull       ? pulls_
-                         : message.kind == kSnapshot ? reading_
-                                                     : updates_;
-  worker.Post([this, message = std::move(message)] {
+  const std::uint32_t kind = message.kind;
+  auto work = [this, message = std::move(message)] {
     follower_.Reply(message.id, Respond([&] { return Work(message); }));
-  });
+  };
+  switch (kind) {
+    case kSeedWait:
+      return waiting_.Run(std::move(work));
+    case kSeedOpen:
+    case kSeedClose:
+      return seeds_.Post(std::move(work));
+    case kPull:
+      return pulls_.Post(std::move(work));
+    case kSnapshot:
+      return reading_.Post(std::move(work));
+    default:
+      return updates_.Post(std::move(work));
+  }
 }
 
 Result<Payload> Weights::Export(base::ByteSpan payload) const {

@@ -318,6 +318,30 @@ Result<RankDigests> DecodeRankDigests(base::ByteSpan bytes) {
   return digests;
 }
 
+Payload Encode(const transport::GroupAddress& address) {
+  WireWriter writer;
+  writer.PutText(address.name);
+  writer.PutText(address.host);
+  writer.Put(address.port);
+  writer.Put(address.rank);
+  writer.Put(address.size);
+  writer.PutText(address.backend);
+  return std::move(writer).Take();
+}
+
+Result<transport::GroupAddress> DecodeGroupAddress(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  transport::GroupAddress address;
+  address.name = reader.TakeText();
+  address.host = reader.TakeText();
+  address.port = reader.Take<std::uint16_t>();
+  address.rank = reader.Take<std::uint32_t>();
+  address.size = reader.Take<std::uint32_t>();
+  address.backend = reader.TakeText();
+  SYNCLINE_TRY(reader.status());
+  return address;
+}
+
 Payload Encode(const WindowInfo& info) {
   WireWriter writer;
   writer.PutText(info.session);

@@ -8,6 +8,11 @@
 //   kPrepare     work      PrepareRequest                Staged
 //   kOffer       work      none                          WindowInfo
 //   kOpen        work      none                          none
+//   kSeedOpen    work      GroupAddress                  u64: port
+//   kSeedWait    work      text name of the group        none
+//   kSeedSend    work      text name of the group        text: hash of what was sent
+//   kSeedReceive work      text name of the group        text: hash of what came
+//   kSeedClose   work      text name of the group        none
 //   kDrop        work      none                          texts: names of parameters that are lost
 //   kMayWrite    work      none                          u64: may an update write in place
 //   kSnapshot    work      CheckMessage                  none
@@ -42,6 +47,11 @@ enum RankMessage : std::uint32_t {
   kPrepare,
   kOffer,
   kOpen,
+  kSeedOpen,
+  kSeedWait,
+  kSeedSend,
+  kSeedReceive,
+  kSeedClose,
   kDrop,
   kMayWrite,
   kSnapshot,
@@ -101,6 +111,8 @@ Payload Encode(std::span<const layout::OwnedPart> parts);
 base::Result<std::vector<layout::OwnedPart>> DecodeOwnedParts(base::ByteSpan bytes);
 Payload Encode(const RankDigests& digests);
 base::Result<RankDigests> DecodeRankDigests(base::ByteSpan bytes);
+Payload Encode(const transport::GroupAddress& address);
+base::Result<transport::GroupAddress> DecodeGroupAddress(base::ByteSpan bytes);
 Payload Encode(const WindowInfo& info);
 base::Result<WindowInfo> DecodeWindowInfo(base::ByteSpan bytes);
 

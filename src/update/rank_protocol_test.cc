@@ -61,6 +61,14 @@ TEST(RankProtocol, StagedAndDigests) {
   EXPECT_EQ(same.tensors, digests.tensors);
   EXPECT_EQ(same.derived, "ab");
   ExpectStrict(Encode(digests), DecodeRankDigests);
+  const transport::GroupAddress address = {
+      .name = "g", .host = "h", .port = 7, .rank = 1, .size = 2, .backend = "gloo"};
+  ASSERT_OK_AND_ASSIGN(const transport::GroupAddress group, DecodeGroupAddress(Encode(address)));
+  EXPECT_EQ(group.name + group.host + group.backend, "ghgloo");
+  EXPECT_EQ(group.port, 7);
+  EXPECT_EQ(group.rank, 1U);
+  EXPECT_EQ(group.size, 2U);
+  ExpectStrict(Encode(address), DecodeGroupAddress);
   const WindowInfo window = {
       .session = "h:1",
       .parameters = {{.name = "w", .address = 1, .elements = 2, .element_bytes = 3}}};

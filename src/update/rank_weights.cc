@@ -114,6 +114,7 @@ RankWeights::RankWeights(base::FileSystem& files, const std::vector<Runner>& run
     : files_(files),
       options_(std::move(options)),
       cancel_(cancel),
+      seeding_(*runners[0].model, cancel),
       reading_(std::make_shared<base::CancelToken>(&cancel)) {
   for (const Runner& runner : runners) {
     runners_.push_back(std::make_unique<OwnRunner>(runner, options_.undo_memory));
@@ -257,6 +258,33 @@ Status RankWeights::OpenIn() {
   }
   const std::shared_lock lock(live_);  // it is read
   return window_->Open(staging_pool_);
+}
+
+Result<std::string> RankWeights::SendLive(const std::string& group) {
+  const std::shared_lock lock(live_);
+  if (!in_place_) return seeding_.Send(group);
+  seeding_.Close(group);
+  return Fail(Code::kOutOfOrder, "the weights are being written in place");
+}
+
+Result<std::string> RankWeights::ReceiveLive(const std::string& group) {
+  const std::scoped_lock lock(live_);
+  return seeding_.Receive(group);
+}
+
+std::string RankWeights::Layout() const {
+  const layout::Plan& plan = target().plan();
+  const quant::Units& units = target().units();
+  const auto live = target().parameters().live();
+  std::string text;
+  for (std::size_t i = 0; i < live.size(); ++i) {
+    const layout::TensorSpec& spec = plan.parameters()[i];
+    const std::size_t unit = units.UnitOf(i);
+    text += fmt::format("{} {} {} {} {}\n", spec.name, tensor::Name(spec.dtype),
+                        tensor::ShapeText(spec.shape), live[i].size(),
+                        unit == quant::Units::npos ? "" : units.units()[unit].scheme->name());
+  }
+  return tensor::HashHex(tensor::HashKind::kXxh3, base::AsBytes(text));
 }
 
 Result<Staged> RankWeights::PrepareIn(Selector selector, bool whole) {

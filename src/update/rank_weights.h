@@ -20,6 +20,7 @@
 #include "payload/payload.h"
 #include "tensor/digest.h"
 #include "update/runner.h"
+#include "update/seeding.h"
 #include "update/selector.h"
 #include "update/transaction.h"
 #include "update/window.h"
@@ -102,6 +103,14 @@ class RankWeights {
   // come before. kUnavailable: the transfer engine is gone.
   base::Status Open();
 
+  // The target's live parameters to another engine (Seeding::Send): they do not change meanwhile.
+  base::Result<std::string> SendLive(const std::string& group);
+  // From another engine, before the model is used.
+  base::Result<std::string> ReceiveLive(const std::string& group);
+  Seeding& seeding() { return seeding_; }
+  // xxh3-128 of how the target's parameters lie in memory, by which engines tell that they are alike.
+  std::string Layout() const;
+
   // Makes what came ready. `whole`: halves are kOutOfOrder, else they wait; and a draft of
   // `selector` that got nothing although something came is kNotFound.
   base::Result<Staged> Prepare(Selector selector, bool whole);
@@ -178,6 +187,7 @@ class RankWeights {
   base::ThreadPool commit_pool_;
   mutable base::ThreadPool reading_pool_;
   std::unique_ptr<Window> window_;  // null before Offer
+  Seeding seeding_;
   std::uint64_t resets_ = 0;
   std::atomic<bool> in_place_ = false;  // some live slots are in the load layout
   mutable std::shared_mutex live_;      // held shared while live weights are read

@@ -2,18 +2,21 @@
 // A fourth one looks whether a session has been left alone.
 #include "update/weights.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <condition_variable>
 #include <future>
 #include <mutex>
 #include <thread>
 
+#include "base/task_threads.h"
 #include "base/worker.h"
 #include "model/model.h"
 #include "update/others.h"
 #include "update/rank_protocol.h"
 #include "update/readings.h"
+#include "update/seeds.h"
 #include "update/updates.h"
 
 namespace syncline::update {
@@ -42,6 +45,8 @@ class LiveWeights : public Weights {
               .undo_memory = options_.undo_memory,
               .p2p = options_.p2p},
              cancel_),
+        engine_(engine),
+        seeds_(own_, others_, options_.host),
         changes_(engine, own_, others_, options_),
         readings_(files, engine, plan_, own_, others_, cancel_, options_.launch_path) {
     if (options_.session_timeout.count() > 0) {
@@ -83,6 +88,26 @@ class LiveWeights : public Weights {
     updates_.Post([&] { offered.set_value(Run([&] { return changes_.Offer(); })); });
     return offered.get_future().get();
   }
+  void OpenSeed(SeedGroups groups,
+                std::function<void(Result<std::vector<std::uint16_t>>)> done) override {
+    waiting_.Run([this, groups = std::move(groups), done = std::move(done)] {
+      done(Run([&]() -> Result<std::vector<std::uint16_t>> {
+        SYNCLINE_ASSIGN(std::vector<std::uint16_t> ports, seeds_.Open(groups));
+        if (!groups.ports.empty()) SYNCLINE_TRY(seeds_.Wait(groups.name));
+        return ports;
+      }));
+    });
+  }
+  void SendSeed(std::string name, std::function<void(Result<SeedReport>)> done) override {
+    updates_.Post([this, name = std::move(name), done = std::move(done)] {
+      done(Run([&]() -> Result<SeedReport> {
+        SYNCLINE_ASSIGN(std::vector<std::string> hashes, seeds_.Send(name));
+        return SeedReport{engine_.stats().weight_version, std::move(hashes)};
+      }));
+    });
+  }
+  Status TakeSeed(SeedGroups groups, const std::function<Result<SeedReport>()>& expected) override;
+  std::string layout() const override { return own_.Layout(); }
   // Not behind the updates: it takes no lock.
   void SetVersion(std::string label, std::function<void(Status)> done) override {
     labels_.Post([this, label = std::move(label), done = std::move(done)] {
@@ -141,6 +166,8 @@ class LiveWeights : public Weights {
   const Others others_;
   base::CancelToken cancel_;
   RankWeights own_;
+  engine::Engine& engine_;
+  const Seeds seeds_;
   Updates changes_;
   Readings readings_;
   mutable std::mutex mutex_;
@@ -148,10 +175,29 @@ class LiveWeights : public Weights {
   // Last, so that they end first.
   base::Worker updates_;
   base::Worker labels_;
+  base::TaskThreads waiting_;  // for engines that are to be seeded
   base::Worker pulls_;
   base::Worker reading_;
   std::jthread watch_;
 };
+
+Status LiveWeights::TakeSeed(SeedGroups groups,
+                             const std::function<Result<SeedReport>()>& expected) {
+  const std::string name = groups.name;
+  SYNCLINE_TRY(seeds_.Open(groups));
+  SYNCLINE_ASSIGN(const std::vector<std::string> hashes, seeds_.Receive(name));
+  const Result<SeedReport> answer = expected();
+  seeds_.Close(name);
+  SYNCLINE_ASSIGN(const SeedReport sent, answer);
+  if (hashes != sent.hashes) {
+    return Fail(Code::kChecksumMismatch,
+                fmt::format("the weights that came have the hashes {}, expected {}",
+                            fmt::join(hashes, " "), fmt::join(sent.hashes, " ")));
+  }
+  std::promise<Status> labelled;
+  SetVersion(sent.weight_version, [&](Status status) { labelled.set_value(std::move(status)); });
+  return labelled.get_future().get();
+}
 
 void LiveWeights::Watch(const std::stop_token& stop) {
   std::mutex mutex;

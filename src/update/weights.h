@@ -153,6 +153,11 @@ struct DigestReport {
   std::optional<DigestComparison> comparison;
 };
 
+struct SeedReport {
+  std::string weight_version;       // of what was sent
+  std::vector<std::string> hashes;  // of the parameters as they lie in memory, by rank
+};
+
 // Thread-safe. Slow work runs on threads of its own; one update, one pull and one digest at a time,
 // further ones wait in order. Callbacks come on those threads.
 class Weights {
@@ -200,6 +205,17 @@ class Weights {
   // Where such trainers write, by rank; the same for the life of this object. Sessions whose selector
   // covers the target are open for them from then on. Once, before any update; waits.
   virtual base::Result<std::vector<WindowInfo>> Offer() = 0;
+  // To start another engine with the live weights of this one. Joins the groups on all ranks: `done` with
+  // their ports once all have come, or at once where the ports were left to this engine.
+  virtual void OpenSeed(SeedGroups groups,
+                        std::function<void(base::Result<std::vector<std::uint16_t>>)> done) = 0;
+  // In the order of updates: the weights do not change meanwhile, and generation goes on.
+  virtual void SendSeed(std::string name, std::function<void(base::Result<SeedReport>)> done) = 0;
+  // The other side, before the model is used; waits. kChecksumMismatch: not what `expected()` says, which
+  // is asked when all has come.
+  virtual base::Status TakeSeed(SeedGroups groups,
+                                const std::function<base::Result<SeedReport>()>& expected) = 0;
+  virtual std::string layout() const = 0;  // RankWeights::Layout
   // Inside a session; or a transaction of its own, where the rule allows it.
   virtual void FromTensors(TensorUpdate update, Updated done) = 0;
   // Sets the label; in a session, at its end. Says which label now holds or will hold.
