@@ -18,6 +18,7 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 import allreduce
 import checker
 import codec
+import distributed
 import generation
 import p2p
 import plans
@@ -53,6 +54,7 @@ def main() -> None:
     checker.run(report)
     updates.run(report, ROOT / "build/bench/scratch")
     p2p.run(report, ROOT / "build/cache/smollm2")
+    distributed.run(report)
     report.write(arguments.out)
 
 

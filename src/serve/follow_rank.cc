@@ -74,7 +74,8 @@ int FollowRank(const Options& options, RankSetting setting) {
       {.launch_path = options.model,
        .rank = own,
        .undo_memory = options.undo_memory,
-       .p2p = TransferEngineOf(options, (*rank)->mesh->address().host)});
+       .p2p = TransferEngineOf(options, (*rank)->mesh->address().host)},
+      Milliseconds(options.transfer_timeout));
   const base::Status done = engine::FollowCommands(
       follower, **model, [&](ranks::Message message) { weights->OnCommand(std::move(message)); });
   if (!done) give_up(done.error());

@@ -1,4 +1,4 @@
-// For tests: a port that was free a moment ago, for IPv4 and IPv6.
+// For tests and benchmarks: a port that was free a moment ago, for IPv4 and IPv6.
 #pragma once
 
 #include <netinet/in.h>

@@ -1,5 +1,5 @@
-// Work runs on threads of its own: updates, pulls, reading of the live weights, each in its order; and
-// what other engines are seeded with.
+// Work runs on three threads: updates, pulls, and reading of the live weights, each in its order; what
+// waits for trainers, or for engines that are seeded, runs on threads of its own.
 #include "update/following_weights.h"
 
 #include <fmt/core.h>
@@ -10,6 +10,7 @@
 #include "base/task_threads.h"
 #include "base/worker.h"
 #include "model/model.h"
+#include "update/groups.h"
 #include "update/rank_protocol.h"
 
 namespace syncline::update {
@@ -48,11 +49,13 @@ Result<Payload> Unknown(const Message& message) {
 class Weights : public FollowingWeights {
  public:
   Weights(base::FileSystem& files, const std::vector<Runner>& runners, ranks::Follower& follower,
-          RankWeights::Options options)
+          RankWeights::Options options, std::chrono::milliseconds transfer_timeout)
       : tensors_(runners[0].model->plan().tensors().size()),
         rank_(options.rank),
         follower_(follower),
-        weights_(files, runners, std::move(options), cancel_) {
+        weights_(files, runners, std::move(options), cancel_),
+        groups_({.timeout = transfer_timeout, .most_bytes = weights_.most_message_bytes()},
+                cancel_) {
     follower.OnWork([this](Message message) { OnWork(std::move(message)); });
   }
 
@@ -67,6 +70,7 @@ class Weights : public FollowingWeights {
   void OnWork(Message message);
   Result<Payload> Work(const Message& message);
   Result<Payload> Seed(const Message& message);
+  Result<Payload> Transfer(const Message& message);
   Result<Payload> Command(const Message& message);
   Result<Payload> Read(const Message& message, const base::CancelToken& begun);
   Result<Payload> Export(base::ByteSpan payload) const;
@@ -76,11 +80,11 @@ class Weights : public FollowingWeights {
   ranks::Follower& follower_;
   base::CancelToken cancel_;
   RankWeights weights_;
+  RankGroups groups_;
   // Last, so that they end first.
+  base::TaskThreads transfers_;
   base::Worker updates_;
   base::Worker pulls_;
-  base::Worker seeds_;         // opened and closed
-  base::TaskThreads waiting_;  // for peers of seeds
   base::Worker reading_;
 };
 
@@ -92,22 +96,19 @@ Result<Payload> Weights::Work(const Message& message) {
     }
     case kReceive: {
       SYNCLINE_ASSIGN(const ReceiveRequest request, DecodeReceiveRequest(message.payload));
-      return EncodeResult(
-          weights_.Receive(request.selector, request.format, request.direct, request.message));
+      if (request.ticket == 0) {
+        return EncodeResult(
+            weights_.Receive(request.selector, request.format, request.direct, request.message));
+      }
+      SYNCLINE_ASSIGN(const auto batch, groups_.Take(request.ticket));
+      return EncodeResult(weights_.Receive(request.selector, *batch));
     }
     case kPrepare: {
       SYNCLINE_ASSIGN(const PrepareRequest request, DecodePrepareRequest(message.payload));
       return EncodeResult(weights_.Prepare(request.selector, request.whole));
     }
-    case kSeedOpen: {
-      SYNCLINE_ASSIGN(const transport::GroupAddress address, DecodeGroupAddress(message.payload));
-      SYNCLINE_ASSIGN(const std::uint16_t port, weights_.seeding().Open(address, rank_));
-      return EncodeNumber(port);
-    }
-    case kSeedWait:
     case kSeedSend:
     case kSeedReceive:
-    case kSeedClose:
       return Seed(message);
     case kOffer:
       return EncodeResult(weights_.Offer());
@@ -130,16 +131,53 @@ Result<Payload> Weights::Work(const Message& message) {
   }
 }
 
+// The weights for another engine, or from one.
 Result<Payload> Weights::Seed(const Message& message) {
   SYNCLINE_ASSIGN(const std::string name, DecodeText(message.payload));
-  if (message.kind == kSeedWait) return NoContent(weights_.seeding().Wait(name));
-  if (message.kind == kSeedClose) {
-    weights_.seeding().Close(name);
-    return Payload();
-  }
   SYNCLINE_ASSIGN(const std::string hash,
                   message.kind == kSeedSend ? weights_.SendLive(name) : weights_.ReceiveLive(name));
   return EncodeText(hash);
+}
+
+// What waits for trainers, or for such engines.
+Result<Payload> Weights::Transfer(const Message& message) {
+  switch (message.kind) {
+    case kJoinGroup: {
+      SYNCLINE_ASSIGN(const transport::GroupAddress address, DecodeGroupAddress(message.payload));
+      return NoContent(groups_.table().Join(address));
+    }
+    case kLeaveGroup: {
+      SYNCLINE_ASSIGN(const std::string name, DecodeText(message.payload));
+      return NoContent(groups_.table().Leave(name));
+    }
+    case kReceiveGroup: {
+      SYNCLINE_ASSIGN(ReceiveGroup request, DecodeReceiveGroup(message.payload));
+      return NoContent(groups_.Receive(request.ticket, request.tensors.group,
+                                       std::move(request.tensors.announced),
+                                       request.tensors.flattened));
+    }
+    case kForget: {
+      SYNCLINE_ASSIGN(const std::uint64_t ticket, DecodeNumber(message.payload));
+      static_cast<void>(groups_.Take(ticket));
+      return Payload();
+    }
+    case kSeedOpen: {
+      SYNCLINE_ASSIGN(const transport::GroupAddress address, DecodeGroupAddress(message.payload));
+      SYNCLINE_ASSIGN(const std::uint16_t port, weights_.seeding().Open(address, rank_));
+      return EncodeNumber(port);
+    }
+    case kSeedWait: {
+      SYNCLINE_ASSIGN(const std::string name, DecodeText(message.payload));
+      return NoContent(weights_.seeding().Wait(name));
+    }
+    case kSeedClose: {
+      SYNCLINE_ASSIGN(const std::string name, DecodeText(message.payload));
+      weights_.seeding().Close(name);
+      return Payload();
+    }
+    default:
+      return Unknown(message);
+  }
 }
 
 void Weights::OnWork(Message message) {
@@ -147,23 +185,17 @@ void Weights::OnWork(Message message) {
     cancel_.Cancel();
     return follower_.Reply(message.id, Payload());
   }
-  const std::uint32_t kind = message.kind;
-  auto work = [this, message = std::move(message)] {
-    follower_.Reply(message.id, Respond([&] { return Work(message); }));
-  };
-  switch (kind) {
-    case kSeedWait:
-      return waiting_.Run(std::move(work));
-    case kSeedOpen:
-    case kSeedClose:
-      return seeds_.Post(std::move(work));
-    case kPull:
-      return pulls_.Post(std::move(work));
-    case kSnapshot:
-      return reading_.Post(std::move(work));
-    default:
-      return updates_.Post(std::move(work));
+  if (message.kind >= kJoinGroup && message.kind <= kForget) {
+    return transfers_.Run([this, message = std::move(message)] {
+      follower_.Reply(message.id, Respond([&] { return Transfer(message); }));
+    });
   }
+  base::Worker& worker = message.kind == kPull       ? pulls_
+                         : message.kind == kSnapshot ? reading_
+                                                     : updates_;
+  worker.Post([this, message = std::move(message)] {
+    follower_.Reply(message.id, Respond([&] { return Work(message); }));
+  });
 }
 
 Result<Payload> Weights::Export(base::ByteSpan payload) const {
@@ -219,11 +251,10 @@ void Weights::OnCommand(Message message) {
 
 }  // namespace
 
-std::unique_ptr<FollowingWeights> FollowingWeights::Create(base::FileSystem& files,
-                                                           const std::vector<Runner>& runners,
-                                                           ranks::Follower& follower,
-                                                           RankWeights::Options options) {
-  return std::make_unique<Weights>(files, runners, follower, std::move(options));
+std::unique_ptr<FollowingWeights> FollowingWeights::Create(
+    base::FileSystem& files, const std::vector<Runner>& runners, ranks::Follower& follower,
+    RankWeights::Options options, std::chrono::milliseconds transfer_timeout) {
+  return std::make_unique<Weights>(files, runners, follower, std::move(options), transfer_timeout);
 }
 
 }  // namespace syncline::update

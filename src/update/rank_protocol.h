@@ -18,6 +18,10 @@
 //   kSnapshot    work      CheckMessage                  none
 //   kPull        work      PullRequest                   PullOutcome
 //   kCancel      work      none                          none: work ends, for good
+//   kJoinGroup     work    GroupAddress                  none
+//   kLeaveGroup    work    text name                     none
+//   kReceiveGroup  work    ReceiveGroup                  none
+//   kForget        work    u64 ticket                    none: what came under it is not wanted
 //   kCommit      command   none                          texts: names of parameters that are lost
 //   kDeriveLive  command   none                          none
 //   kReset       command   CheckMessage                  none
@@ -37,6 +41,8 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "engine/rank_messages.h"
+#include "transport/process_group.h"
+#include "update/group_tensors.h"
 #include "update/rank_weights.h"
 
 namespace syncline::update {
@@ -47,16 +53,20 @@ enum RankMessage : std::uint32_t {
   kPrepare,
   kOffer,
   kOpen,
-  kSeedOpen,
-  kSeedWait,
   kSeedSend,
   kSeedReceive,
-  kSeedClose,
   kDrop,
   kMayWrite,
   kSnapshot,
   kPull,
   kCancel,
+  kJoinGroup,
+  kSeedOpen,
+  kSeedWait,
+  kSeedClose,
+  kLeaveGroup,
+  kReceiveGroup,
+  kForget,
   kCommit,
   kDeriveLive,
   kReset,
@@ -71,7 +81,13 @@ struct ReceiveRequest {
   Selector selector = Selector::kAll;
   payload::Format format = payload::Format::kPlain;
   bool direct = false;
-  base::ByteSpan message;  // of a decoded one: in what it was decoded from
+  std::uint64_t ticket = 0;  // of what came before the request (groups.h); 0: it is in the message
+  base::ByteSpan message;    // of a decoded one: in what it was decoded from
+};
+
+struct ReceiveGroup {
+  std::uint64_t ticket = 0;
+  GroupTensors tensors;
 };
 
 struct PrepareRequest {
@@ -95,6 +111,10 @@ Payload EncodeTexts(std::span<const std::string> texts);
 base::Result<std::vector<std::string>> DecodeTexts(base::ByteSpan bytes);
 Payload Encode(const ReceiveRequest& request);
 base::Result<ReceiveRequest> DecodeReceiveRequest(base::ByteSpan bytes);
+Payload Encode(const transport::GroupAddress& address);
+base::Result<transport::GroupAddress> DecodeGroupAddress(base::ByteSpan bytes);
+Payload Encode(const ReceiveGroup& request);
+base::Result<ReceiveGroup> DecodeReceiveGroup(base::ByteSpan bytes);
 Payload Encode(const PrepareRequest& request);
 base::Result<PrepareRequest> DecodePrepareRequest(base::ByteSpan bytes);
 Payload Encode(const CheckMessage& message);
@@ -111,8 +131,6 @@ Payload Encode(std::span<const layout::OwnedPart> parts);
 base::Result<std::vector<layout::OwnedPart>> DecodeOwnedParts(base::ByteSpan bytes);
 Payload Encode(const RankDigests& digests);
 base::Result<RankDigests> DecodeRankDigests(base::ByteSpan bytes);
-Payload Encode(const transport::GroupAddress& address);
-base::Result<transport::GroupAddress> DecodeGroupAddress(base::ByteSpan bytes);
 Payload Encode(const WindowInfo& info);
 base::Result<WindowInfo> DecodeWindowInfo(base::ByteSpan bytes);
 

@@ -47,7 +47,10 @@ class LiveWeights : public Weights {
              cancel_),
         engine_(engine),
         seeds_(own_, others_, options_.host),
-        changes_(engine, own_, others_, options_),
+        own_groups_({.timeout = options_.transfer_timeout, .most_bytes = own_.most_message_bytes()},
+                    cancel_),
+        groups_(own_groups_, others_, options_.host),
+        changes_(engine, own_, own_groups_, others_, options_),
         readings_(files, engine, plan_, own_, others_, cancel_, options_.launch_path) {
     if (options_.session_timeout.count() > 0) {
       watch_ = std::jthread([this](const std::stop_token& stop) { Watch(stop); });
@@ -90,7 +93,7 @@ class LiveWeights : public Weights {
   }
   void OpenSeed(SeedGroups groups,
                 std::function<void(Result<std::vector<std::uint16_t>>)> done) override {
-    waiting_.Run([this, groups = std::move(groups), done = std::move(done)] {
+    transfers_.Run([this, groups = std::move(groups), done = std::move(done)] {
       done(Run([&]() -> Result<std::vector<std::uint16_t>> {
         SYNCLINE_ASSIGN(std::vector<std::uint16_t> ports, seeds_.Open(groups));
         if (!groups.ports.empty()) SYNCLINE_TRY(seeds_.Wait(groups.name));
@@ -108,6 +111,21 @@ class LiveWeights : public Weights {
   }
   Status TakeSeed(SeedGroups groups, const std::function<Result<SeedReport>()>& expected) override;
   std::string layout() const override { return own_.Layout(); }
+  void JoinGroup(GroupRequest request, std::function<void(Status)> done) override {
+    transfers_.Run([this, request = std::move(request), done = std::move(done)] {
+      done(Run([&] { return groups_.Join(request); }));
+    });
+  }
+  void LeaveGroup(std::string name, std::function<void(Status)> done) override {
+    transfers_.Run([this, name = std::move(name), done = std::move(done)] {
+      done(Run([&] { return groups_.Leave(name); }));
+    });
+  }
+  void FromGroup(GroupUpdate update, Updated done) override {
+    transfers_.Run([this, update = std::move(update), done = std::move(done)] {
+      ReceiveThenUpdate(update, done);
+    });
+  }
   // Not behind the updates: it takes no lock.
   void SetVersion(std::string label, std::function<void(Status)> done) override {
     labels_.Post([this, label = std::move(label), done = std::move(done)] {
@@ -157,6 +175,7 @@ class LiveWeights : public Weights {
     const std::scoped_lock lock(mutex_);
     return source_;
   }
+  void ReceiveThenUpdate(const GroupUpdate& update, const Updated& done);
   // On the pull thread.
   std::vector<HostPull> PullEverywhere(const PullRequest& request);
 
@@ -168,14 +187,16 @@ class LiveWeights : public Weights {
   RankWeights own_;
   engine::Engine& engine_;
   const Seeds seeds_;
+  RankGroups own_groups_;
+  Groups groups_;
   Updates changes_;
   Readings readings_;
   mutable std::mutex mutex_;
   std::string source_;  // guarded by mutex_: store of the last pull
   // Last, so that they end first.
   base::Worker updates_;
+  base::TaskThreads transfers_;  // they post to updates_
   base::Worker labels_;
-  base::TaskThreads waiting_;  // for engines that are to be seeded
   base::Worker pulls_;
   base::Worker reading_;
   std::jthread watch_;
@@ -197,6 +218,28 @@ Status LiveWeights::TakeSeed(SeedGroups groups,
   std::promise<Status> labelled;
   SetVersion(sent.weight_version, [&](Status status) { labelled.set_value(std::move(status)); });
   return labelled.get_future().get();
+}
+
+void LiveWeights::ReceiveThenUpdate(const GroupUpdate& update, const Updated& done) {
+  const Result<std::uint64_t> ticket = Run([&] { return groups_.Receive(update.tensors); });
+  updates_.Post([this, update, ticket, done] {
+    if (!ticket) {
+      changes_.Failed(ticket.error());
+      return done(base::Annotate(ticket.error(), "Failed to receive weights"));
+    }
+    const TensorUpdate tensors = {.ticket = *ticket,
+                                  .route = "update_weights_from_distributed",
+                                  .weight_version = update.weight_version,
+                                  .flush_cache = update.flush_cache,
+                                  .selector = update.selector};
+    const Result<UpdateReport> report = Run([&]() -> Result<UpdateReport> {
+      if (update.refusal.empty()) return changes_.FromTensors(tensors);
+      changes_.Failed({Code::kInvalidArgument, update.refusal});
+      return Fail(Code::kInvalidArgument, update.refusal);
+    });
+    if (!report) groups_.Forget(*ticket);
+    done(report);
+  });
 }
 
 void LiveWeights::Watch(const std::stop_token& stop) {
