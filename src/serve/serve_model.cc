@@ -66,6 +66,13 @@ std::string ProgramDirectory() {
   return program.substr(0, program.rfind('/'));
 }
 
+std::vector<std::string> TransferEngineCommand() {
+  return HelperCommand(
+      base::FileSystem::Posix(),
+      {.python = Environment("SYNCLINE_PYTHON"), .program_directory = ProgramDirectory()},
+      "_transfer_engine");
+}
+
 engine::EngineOptions ToEngineOptions(const Options& options, const model::Model& model,
                                       const Placement& placement) {
   std::uint64_t bytes = options.kv_cache_bytes;
@@ -278,10 +285,7 @@ std::optional<transport::TransferEngineOptions> TransferEngineOf(const Options& 
                                                                  const std::string& host) {
   if (!options.p2p) return std::nullopt;
   return transport::TransferEngineOptions{
-      .command = HelperCommand(
-          base::FileSystem::Posix(),
-          {.python = Environment("SYNCLINE_PYTHON"), .program_directory = ProgramDirectory()},
-          "_transfer_engine"),
+      .command = TransferEngineCommand(),
       .host = options.p2p_host.empty() ? host : options.p2p_host};
 }
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from quantised import SCHEMES, Case
 from server import ENGINE, Server, eventually
-from trainer import OPTIONS, Cold, Trainer, content, greedy, load, serves, state, step
-from writes import Writer, changed, parameter
+from trainer import OPTIONS, Cold, Trainer, greedy, load, serves, state, step
+from writes import Writer, changed
 
 pytest.importorskip("mooncake.engine")
 Start = Callable[..., Server]
@@ -135,13 +135,10 @@ def test_outside_a_session_writes_are_refused(p2p: Writer, small_llama: Path) ->
     weights = load(small_llama)
     new = step(weights, 7)
 
-    def bytes_of(name: str, rank: int) -> bytes:
-        return content(parameter(new, name, rank, p2p.ranks))
-
-    assert 0 not in p2p.write(bytes_of, changed(new, [0]))
+    assert 0 not in p2p.write(p2p.of(new), changed(new, [0]))
     p2p.begin()
     p2p.end()
-    assert 0 not in p2p.write(bytes_of, changed(new, [0]))
+    assert 0 not in p2p.write(p2p.of(new), changed(new, [0]))
     assert serves(p2p.server, weights)
 
 
@@ -158,9 +155,7 @@ def test_quantised_weights_are_processed(
     first, second = load(case.first), load(case.second)
     writer = write(case.server, ranks)
     writer.begin()
-    writer.write_weights(
-        second, changed({n: t for n, t in second.items() if "_shape" not in n}, [1])
-    )
+    writer.write_weights(second, changed(second, [1]))
     writer.end()
     held = {n: second[n] if n.startswith("model.layers.1.") else t for n, t in first.items()}
     assert case.told() == case.cold(held)
@@ -184,7 +179,7 @@ def test_what_is_derived_is_derived_anew(
     replica = donor.read()
     writer = write(case.server, 2)
     writer.begin()
-    assert set(writer.write(lambda name, rank: replica[name, rank])) == {0}
+    assert set(writer.write(lambda name, rank, _: replica[name, rank])) == {0}
     writer.end()
     assert case.told() == case.cold(load(case.second))
 

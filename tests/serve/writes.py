@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -14,17 +13,22 @@ from trainer import Weights, content
 # What an engine stacks, and what it divides along columns. All else that is divided is by rows.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 BY_COLUMNS = ("o_proj", "down_proj")
+VOCABULARY = ("embed_tokens", "lm_head")
 Places = dict[str, tuple[int, int, int]]  # address, elements, bytes of each
 
 
-def parameter(weights: Weights, name: str, rank: int, ranks: int) -> torch.Tensor:
+def parameter(weights: Weights, name: str, rank: int, ranks: int, elements: int) -> torch.Tensor:
     """A parameter of a Llama as a rank holds it, of any format whose blocks ranks do not share."""
-    module, suffix = name.rsplit(".", 1)
-    parent, leaf = module.rsplit(".", 1)
+    module, _, suffix = name.rpartition(".")
+    parent, dot, leaf = module.rpartition(".")
     if "norm" in leaf:
         return weights[name]
+    if leaf in VOCABULARY:  # of equal numbers of rows, the last ones padding
+        rows = elements // weights[name].shape[1]
+        own = weights[name][rank * rows : (rank + 1) * rows]
+        return torch.cat([own, own.new_zeros(rows - len(own), own.shape[1])])
     axis = 1 if leaf in BY_COLUMNS else 0
-    names = [f"{parent}.{piece}.{suffix}" for piece in FUSED.get(leaf, (leaf,))]
+    names = [f"{parent}{dot}{piece}.{suffix}" for piece in FUSED.get(leaf, (leaf,))]
     return torch.cat([weights[piece].chunk(ranks, axis)[rank] for piece in names])
 
 
@@ -46,7 +50,7 @@ class Writer:
         return [self.places(rank) for rank in range(self.ranks)]
 
     def write(
-        self, bytes_of: Callable[[str, int], bytes], names: Iterable[str] | None = None
+        self, bytes_of: Callable[[str, int, int], bytes], names: Iterable[str] | None = None
     ) -> list[int]:
         """Parameters of all ranks, those of `names` or every one. The status of each write."""
         transfers: list[Transfer] = []
@@ -55,7 +59,7 @@ class Writer:
             session, places = self.places(rank)
             for name in places if names is None else names:
                 address, elements, size = places[name]
-                data = bytes_of(name, rank)
+                data = bytes_of(name, rank, elements)
                 assert len(data) == elements * size, name
                 self.peer.memory[offset : offset + len(data)] = data
                 transfers.append((session, address, offset, len(data)))
@@ -63,10 +67,13 @@ class Writer:
         return self.peer.write(transfers)
 
     def write_weights(self, weights: Weights, names: Iterable[str] | None = None) -> None:
-        def bytes_of(name: str, rank: int) -> bytes:
-            return content(parameter(weights, name, rank, self.ranks))
+        assert set(self.write(self.of(weights), names)) <= {0}
 
-        assert set(self.write(bytes_of, names)) <= {0}
+    def of(self, weights: Weights) -> Callable[[str, int, int], bytes]:
+        def bytes_of(name: str, rank: int, elements: int) -> bytes:
+            return content(parameter(weights, name, rank, self.ranks, elements))
+
+        return bytes_of
 
     def read(self) -> dict[tuple[str, int], bytes]:
         """All parameters, by name and rank."""
@@ -97,14 +104,11 @@ class Writer:
 
 def changed(weights: Weights, layers: Iterable[int]) -> list[str]:
     """Names of a Llama's fused parameters in these layers."""
-    wanted = {f"model.layers.{layer}." for layer in layers}
-    names = []
+    fused = {piece: name for name, pieces in FUSED.items() for piece in pieces}
+    wanted = tuple(f"model.layers.{layer}." for layer in layers)
+    names: dict[str, None] = {}
     for name in weights:
-        at = re.match(r"model\.layers\.\d+\.", name)
-        if at is None or at.group() not in wanted:
-            continue
-        for fused, pieces in FUSED.items():
-            name = name.replace(pieces[0], fused)
-        if not any(piece in name for pieces in FUSED.values() for piece in pieces[1:]):
-            names.append(name)
-    return names
+        if name.startswith(wanted) and not name.endswith("_shape"):
+            parent, leaf, suffix = name.rsplit(".", 2)
+            names[f"{parent}.{fused.get(leaf, leaf)}.{suffix}"] = None
+    return list(names)
