@@ -20,6 +20,7 @@ import checker
 import codec
 import distributed
 import generation
+import p2p
 import plans
 import repack
 import replica
@@ -52,6 +53,7 @@ def main() -> None:
     allreduce.run(report)
     checker.run(report)
     updates.run(report, ROOT / "build/bench/scratch")
+    p2p.run(report, ROOT / "build/cache/smollm2")
     distributed.run(report)
     report.write(arguments.out)
 

@@ -27,6 +27,13 @@ base::Result<layout::ShardPlanner::DtypeOf> TypesOf(const checkpoint::Checkpoint
                     fmt::format("{}: no tensor model.embed_tokens.weight", checkpoint.directory()));
 }
 
+base::Result<std::unique_ptr<Model>> MakeEmpty(const ModelConfig& config,
+                                               const ModelOptions& options) {
+  SYNCLINE_ASSIGN(DecoderPlan decoder, PlanModel(config, options.shard, options.dtype_of));
+  SYNCLINE_ASSIGN(Parameters parameters, Parameters::Create(decoder.plan, decoder.units));
+  return MakeDecoder(config, std::move(decoder), std::move(parameters), options);
+}
+
 }  // namespace
 
 base::Status CheckDivision(base::FileSystem& files, const std::string& directory,
@@ -40,6 +47,7 @@ base::Result<std::unique_ptr<Model>> LoadModel(base::FileSystem& files,
                                                const std::string& directory,
                                                const ModelOptions& options) {
   SYNCLINE_ASSIGN(const ModelConfig config, ReadModelConfig(files, directory, options.fp8_scales));
+  if (options.dtype_of) return MakeEmpty(config, options);
   SYNCLINE_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::Open(files, directory));
   SYNCLINE_ASSIGN(auto dtype_of, TypesOf(checkpoint));
   SYNCLINE_ASSIGN(DecoderPlan decoder, PlanModel(config, options.shard, std::move(dtype_of)));

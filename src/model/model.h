@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,6 +17,7 @@
 #include "model/parameters.h"
 #include "quant/config.h"
 #include "quant/units.h"
+#include "tensor/dtype.h"
 
 namespace syncline::model {
 
@@ -67,6 +69,9 @@ struct ModelOptions {
   layout::Shard shard;
   Collectives* collectives = nullptr;  // must outlive the model; null where shard.size is 1
   quant::Fp8Scales fp8_scales = quant::Fp8Scales::kAuto;
+  // Types of the checkpoint's tensors. If given, the directory needs no weights and none are read: the
+  // parameters stay zero until somebody writes them, runtime layout and derived ones included.
+  std::function<tensor::Dtype(std::string_view tensor)> dtype_of;
 };
 
 // Can the checkpoint's model be divided so? kInvalidArgument says what cannot. Reads only config.json.

@@ -11,6 +11,31 @@ std::uint64_t AlignUp(std::uint64_t bytes) {
   return (bytes + Parameters::kAlignment - 1) / Parameters::kAlignment * Parameters::kAlignment;
 }
 
+using Slots = std::span<const base::MutableByteSpan>;
+
+void CopySlots(std::span<const std::size_t> parameters, Slots from, Slots to,
+               base::ThreadPool& pool) {
+  // Pieces that keep all threads busy to the end.
+  constexpr std::size_t kPiece = 1 << 20;
+  struct Piece {
+    base::MutableByteSpan to;
+    const std::byte* from;
+  };
+  std::vector<Piece> pieces;
+  for (const std::size_t parameter : parameters) {
+    const base::MutableByteSpan slot = to[parameter];
+    for (std::size_t begin = 0; begin < slot.size(); begin += kPiece) {
+      pieces.push_back({slot.subspan(begin, std::min(kPiece, slot.size() - begin)),
+                        from[parameter].data() + begin});
+    }
+  }
+  // The loop's body returns no error, so neither does the loop.
+  static_cast<void>(pool.ParallelFor(pieces.size(), [&](std::size_t i) -> base::Status {
+    base::StreamCopy(pieces[i].to.data(), pieces[i].from, pieces[i].to.size());
+    return {};
+  }));
+}
+
 }  // namespace
 
 base::Result<Parameters> Parameters::Create(const layout::Plan& plan, const quant::Units& units) {
@@ -62,25 +87,11 @@ void Parameters::ReleaseStaging(std::size_t parameter) {
 }
 
 void Parameters::Commit(std::span<const std::size_t> parameters, base::ThreadPool& pool) {
-  // Pieces that keep all threads busy to the end.
-  constexpr std::size_t kPiece = 1 << 20;
-  struct Piece {
-    base::MutableByteSpan to;
-    const std::byte* from;
-  };
-  std::vector<Piece> pieces;
-  for (const std::size_t parameter : parameters) {
-    const base::MutableByteSpan to = live_[parameter];
-    const std::byte* const from = staging_[parameter].data();
-    for (std::size_t begin = 0; begin < to.size(); begin += kPiece) {
-      pieces.push_back({to.subspan(begin, std::min(kPiece, to.size() - begin)), from + begin});
-    }
-  }
-  // The loop's body returns no error, so neither does the loop.
-  static_cast<void>(pool.ParallelFor(pieces.size(), [&](std::size_t i) -> base::Status {
-    base::StreamCopy(pieces[i].to.data(), pieces[i].from, pieces[i].to.size());
-    return {};
-  }));
+  CopySlots(parameters, staging_, live_, pool);
+}
+
+void Parameters::CopyToStaging(std::span<const std::size_t> parameters, base::ThreadPool& pool) {
+  CopySlots(parameters, live_, staging_, pool);
 }
 
 }  // namespace syncline::model

@@ -6,11 +6,11 @@
 #include <span>
 #include <vector>
 
+#include "base/arena.h"
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "layout/plan.h"
-#include "base/arena.h"
 #include "quant/units.h"
 
 namespace syncline::model {
@@ -41,7 +41,12 @@ class Parameters {
   // Copies the whole slots of these parameters from the second arena to the live one. Cannot fail.
   // Only while no forward runs, after Staging().
   void Commit(std::span<const std::size_t> parameters, base::ThreadPool& pool);
+  // The other way round, into slots that are reserved.
+  void CopyToStaging(std::span<const std::size_t> parameters, base::ThreadPool& pool);
 
+  // For who maps them: parameter i lies at the same offset in both. staging_arena(): after Staging().
+  const base::Arena& live_arena() const { return live_arena_; }
+  const base::Arena& staging_arena() const { return *staging_arena_; }
   std::uint64_t bytes() const { return live_arena_.bytes().size(); }
 
  private:

@@ -1,6 +1,7 @@
 #include "serve/fakes.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -338,6 +339,21 @@ void FakeWeights::Pull(update::PullRequest request,
   } else {
     thread_.Post([end] { end({}); });
   }
+}
+
+void FakeWeights::OpenSeed(update::SeedGroups groups,
+                           std::function<void(Result<std::vector<std::uint16_t>>)> done) {
+  const std::scoped_lock lock(mutex_);
+  calls_.push_back(fmt::format("open seed {} {} [{}] {}/{} {}", groups.name, groups.host,
+                               fmt::join(groups.ports, " "), groups.rank, groups.size,
+                               groups.backend));
+  thread_.Post([done, ports = seed_ports] { done(ports); });
+}
+
+void FakeWeights::SendSeed(std::string name, std::function<void(Result<update::SeedReport>)> done) {
+  const std::scoped_lock lock(mutex_);
+  calls_.push_back("send seed " + name);
+  thread_.Post([done, report = seeded] { done(report); });
 }
 
 void FakeWeights::Digests(update::DigestRequest request,

@@ -78,6 +78,16 @@ class FakeWeights : public update::Weights {
   void Begin(update::BeginRequest request, std::function<void(base::Status)> done) override;
   void End(update::EndRequest request, Updated done) override;
   void FromTensors(update::TensorUpdate update, Updated done) override;
+  void OpenSeed(update::SeedGroups groups,
+                std::function<void(base::Result<std::vector<std::uint16_t>>)> done) override;
+  void SendSeed(std::string name,
+                std::function<void(base::Result<update::SeedReport>)> done) override;
+  base::Status TakeSeed(update::SeedGroups,
+                        const std::function<base::Result<update::SeedReport>()>&) override {
+    return {};
+  }
+  std::string layout() const override { return "alike"; }
+  base::Result<std::vector<update::WindowInfo>> Offer() override { return offered; }
   void JoinGroup(update::GroupRequest request, std::function<void(base::Status)> done) override;
   void LeaveGroup(std::string name, std::function<void(base::Status)> done) override;
   void FromGroup(update::GroupUpdate update, Updated done) override;
@@ -119,6 +129,9 @@ class FakeWeights : public update::Weights {
   // That a pull reaches beside this one, and what it comes to there.
   std::vector<update::HostPull> other_hosts;
   base::Result<update::DigestReport> digests;
+  std::vector<update::WindowInfo> offered;
+  base::Result<std::vector<std::uint16_t>> seed_ports;
+  base::Result<update::SeedReport> seeded;
   std::map<std::string, update::ExportedTensor> tensors;
 
  private:

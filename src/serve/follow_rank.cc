@@ -17,6 +17,7 @@
 #include "engine/ranked_model.h"
 #include "model/model.h"
 #include "serve/path_rules.h"
+#include "serve/seed_client.h"
 #include "serve/serve_model.h"
 #include "update/following_weights.h"
 
@@ -58,17 +59,26 @@ int FollowRank(const Options& options, RankSetting setting) {
     std::this_thread::sleep_for(std::chrono::seconds(5));
     std::_Exit(Report(own, error));
   };
-  auto model = model::LoadModel(
-      base::FileSystem::Posix(), options.model,
-      {.threads = ThreadsOf(options, setting.placement),
-       .shard = {.rank = own, .size = setting.placement.group.size, .expert_groups = options.ep},
-       .collectives = (*rank)->collectives.get(),
-       .fp8_scales = Fp8ScalesOf(options)});
+  model::ModelOptions wanted = {
+      .threads = ThreadsOf(options, setting.placement),
+      .shard = {.rank = own, .size = setting.placement.group.size, .expert_groups = options.ep},
+      .collectives = (*rank)->collectives.get(),
+      .fp8_scales = Fp8ScalesOf(options)};
+  if (!options.seed_from.empty()) {
+    const auto seed = SeedClient::Make(options.seed_from, options.keys);
+    const auto info = seed ? seed->Ask(setting.fingerprint) : std::unexpected(seed.error());
+    if (!info) give_up(info.error());
+    wanted.dtype_of = DtypesOf(*info);
+  }
+  auto model = model::LoadModel(base::FileSystem::Posix(), options.model, wanted);
   if (!model) give_up(model.error());
   base::FileSystem& files = *rooted ? **rooted : base::FileSystem::Posix();
   auto weights = update::FollowingWeights::Create(
       files, {{.role = "", .model = model->get()}}, follower,
-      {.launch_path = options.model, .rank = own, .undo_memory = options.undo_memory},
+      {.launch_path = options.model,
+       .rank = own,
+       .undo_memory = options.undo_memory,
+       .p2p = TransferEngineOf(options, (*rank)->mesh->address().host)},
       Milliseconds(options.transfer_timeout));
   const base::Status done = engine::FollowCommands(
       follower, **model, [&](ranks::Message message) { weights->OnCommand(std::move(message)); });

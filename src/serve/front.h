@@ -8,12 +8,15 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "base/json.h"
 #include "base/worker.h"
 #include "engine/engine.h"
+#include "layout/shard.h"
+#include "serve/engine_info.h"
 #include "serve/joiner.h"
 #include "serve/meters.h"
 #include "serve/path_rules.h"
@@ -24,6 +27,12 @@
 
 namespace syncline::serve {
 
+// How the engine is divided among its ranks. Of the shard all but its rank counts.
+struct Parallelism {
+  layout::Shard shard;
+  std::uint32_t ranks_on_each_host = 1;
+};
+
 // What is known of the model and of how the server was started.
 struct ModelCard {
   std::string served_name;
@@ -33,6 +42,10 @@ struct ModelCard {
   base::Json arguments = base::Json(base::Json::Object{});  // an object: start-up options by name
   std::string software_version;
   std::vector<std::string> device_uuids;  // by rank
+  Parallelism parallelism;
+  // For engines that start from this one.
+  std::string fingerprint;
+  std::vector<std::pair<std::string, tensor::Dtype>> dtypes;  // of checkpoint tensors
 };
 
 // All must outlive the last request. `tokenizer` may be null.
@@ -105,6 +118,8 @@ class Front {
 
   Joiner<update::UpdateReport> joined_updates;
   Joiner<std::vector<update::HostPull>> joined_pulls;
+
+  EngineInfo engine_info;
 
   std::optional<LoadedVersion> loaded() const;
   void SetLoaded(std::optional<LoadedVersion> loaded);

@@ -33,6 +33,7 @@ Json SessionJson(const update::SessionState& session) {
       Json::Object{{"open", session.open},
                    {"selector", session.open ? Json(update::Name(session.selector)) : Json()},
                    {"loaded", session.loaded},
+                   {"open_for_writes", session.open_for_writes},
                    {"weight_version_pending", text(session.weight_version)},
                    {"failure", text(session.failure)},
                    {"pending", NameList(session.pending)},

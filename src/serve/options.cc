@@ -123,6 +123,16 @@ void AddUpdateOptions(CLI::App& app, Options& options) {
   AddBytes(app, "--undo-memory", options.undo_memory,
            "Bytes on each rank in which a session keeps what it has received, as 8G; what goes "
            "beyond is written in place and cannot be undone (default: no limit)");
+  app.add_option("--seed-from", options.seed_from,
+                 "http://HOST:PORT of a running engine, divided alike, whose live weights this one "
+                 "starts with; --model gives configuration and tokenizer only");
+  app.add_flag("--p2p,--remote-instance-weight-loader-start-seed-via-transfer-engine", options.p2p,
+               "Let trainers write straight into the parameters in sessions, through Mooncake's "
+               "transfer engine");
+  app.add_option("--p2p-host", options.p2p_host,
+                 "Address of this host at which such trainers reach it (default: the rank's)");
+  app.add_option("--engine-info-bootstrap-port", options.engine_info_bootstrap_port,
+                 "Port of a server of its own that says where they write (default: none)");
 }
 
 void AddRankOptions(CLI::App& app, Options& options) {
@@ -158,6 +168,11 @@ base::Status CheckAccess(const Options& options) {
     }
   }
   return {};
+}
+
+base::Status CheckP2p(const Options& options) {
+  if (!options.p2p || options.session != "ignored") return {};
+  return Refuse("--p2p: trainers write in sessions, which --session ignored leaves out");
 }
 
 base::Status CheckRanks(const Options& options) {
@@ -211,6 +226,7 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
   }
   if (!line.text) SYNCLINE_TRY(CheckRanks(line.options));
   if (!line.text) SYNCLINE_TRY(CheckAccess(line.options));
+  if (!line.text) SYNCLINE_TRY(CheckP2p(line.options));
   if (line.options.host == "localhost") line.options.host = "127.0.0.1";
   if (line.options.served_model_name.empty()) line.options.served_model_name = line.options.model;
   if (line.options.tokenizer.empty()) line.options.tokenizer = line.options.model;
@@ -258,6 +274,8 @@ base::Json OptionsJson(const Options& options) {
       {"session_timeout", options.session_timeout},
       {"transfer_timeout", options.transfer_timeout},
       {"undo_memory", options.undo_memory == kUnlimited ? Json() : Json(options.undo_memory)},
+      {"p2p", options.p2p},
+      {"engine_info_bootstrap_port", std::uint64_t{options.engine_info_bootstrap_port}},
       {"tp_size", std::uint64_t{options.tp}},
       {"ep_size", std::uint64_t{options.ep}},
       {"pp_size", std::uint64_t{1}},

@@ -55,6 +55,12 @@ struct Options {
   double session_timeout = 0;              // seconds without a message; 0: none
   double transfer_timeout = 300;           // seconds; of joining groups, and of transfers past HTTP
   std::uint64_t undo_memory = kUnlimited;  // bytes, of each rank
+  // Trainers that write straight into the parameters.
+  bool p2p = false;
+  std::string p2p_host;                          // address of this host; empty: the rank's
+  std::uint16_t engine_info_bootstrap_port = 0;  // 0: none
+  std::string
+      seed_from;  // URL of a running engine that gives the weights; empty: read from `model`
   // The ranks of the engine (docs/guide/several-hosts.md).
   std::uint32_t tp = 1;  // ranks, over all nodes
   std::uint32_t ep = 1;  // groups of ranks among which experts are divided

@@ -195,6 +195,8 @@ void AddAllRoutes(Router& router, Front& front) {
   AddCheckerRoute(router, front);
   AddExportRoutes(router, front);
   AddDigestRoute(router, front);
+  AddP2pRoutes(router, front);
+  AddSeedRoutes(router, front);
 }
 
 }  // namespace syncline::serve

@@ -74,6 +74,8 @@ void AddIpcRoute(Router& router, Front& front);       // ipc_route.cc
 void AddCheckerRoute(Router& router, Front& front);   // checker_route.cc
 void AddExportRoutes(Router& router, Front& front);   // export_routes.cc
 void AddDigestRoute(Router& router, Front& front);    // digest_route.cc
+void AddP2pRoutes(Router& router, Front& front);      // p2p_routes.cc
+void AddSeedRoutes(Router& router, Front& front);     // seed_routes.cc
 void AddAllRoutes(Router& router, Front& front);
 
 }  // namespace syncline::serve

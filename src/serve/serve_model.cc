@@ -28,6 +28,7 @@
 #include "serve/device_uuids.h"
 #include "serve/exposure.h"
 #include "serve/router.h"
+#include "serve/seed_client.h"
 #include "serve/stop_signal.h"
 #include "serve/tokenizer_command.h"
 #include "text/tokenizer_process.h"
@@ -53,6 +54,7 @@ struct Loaded {
   std::unique_ptr<text::TokenizerProcess> tokenizer;
   std::unique_ptr<engine::Engine> engine;
   std::unique_ptr<update::Weights> weights;
+  SeedInfo seed;  // with --seed-from
 };
 
 std::string Environment(const char* name) {
@@ -65,6 +67,13 @@ std::string ProgramDirectory() {
   const ssize_t size = readlink("/proc/self/exe", path.data(), path.size());
   const std::string program(path.data(), size < 0 ? 0 : static_cast<std::size_t>(size));
   return program.substr(0, program.rfind('/'));
+}
+
+std::vector<std::string> TransferEngineCommand() {
+  return HelperCommand(
+      base::FileSystem::Posix(),
+      {.python = Environment("SYNCLINE_PYTHON"), .program_directory = ProgramDirectory()},
+      "_transfer_engine");
 }
 
 engine::EngineOptions ToEngineOptions(const Options& options, const model::Model& model,
@@ -117,6 +126,11 @@ Status LoadModel(const Options& options, const RankSetting& setting, Loaded& loa
   model::ModelOptions wanted = {.threads = ThreadsOf(options, setting.placement),
                                 .shard = ShardOf(options, setting),
                                 .fp8_scales = Fp8ScalesOf(options)};
+  if (!options.seed_from.empty()) {
+    SYNCLINE_ASSIGN(const SeedClient seed, SeedClient::Make(options.seed_from, options.keys));
+    SYNCLINE_ASSIGN(loaded.seed, seed.Ask(setting.fingerprint));
+    wanted.dtype_of = DtypesOf(loaded.seed);
+  }
   if (loaded.ranks) wanted.collectives = loaded.ranks->collectives.get();
   auto model = model::LoadModel(base::FileSystem::Posix(), options.model, wanted);
   if (!model) {
@@ -128,6 +142,14 @@ Status LoadModel(const Options& options, const RankSetting& setting, Loaded& loa
     loaded.model = engine::MakeRankedModel(std::move(loaded.model), *loaded.ranks->leader);
   }
   return {};
+}
+
+std::vector<std::pair<std::string, tensor::Dtype>> DtypesOf(const layout::Plan& plan) {
+  std::vector<std::pair<std::string, tensor::Dtype>> dtypes;
+  for (const layout::TensorSpec& tensor : plan.tensors()) {
+    dtypes.emplace_back(tensor.name, tensor.dtype);
+  }
+  return dtypes;
 }
 
 update::SessionRule SessionRuleOf(const Options& options) {
@@ -147,7 +169,16 @@ update::Weights::Options ToWeightsOptions(const Options& options, const Loaded& 
     weights.leader = loaded.ranks->leader.get();
     weights.host = loaded.ranks->host;
   }
+  weights.p2p = TransferEngineOf(options, loaded.ranks ? loaded.ranks->host : "127.0.0.1");
   return weights;
+}
+
+Status OfferParameters(const Loaded& loaded, Front& front) {
+  SYNCLINE_ASSIGN(const std::vector<update::WindowInfo> windows, loaded.weights->Offer());
+  for (std::size_t rank = 0; rank < windows.size(); ++rank) {
+    front.engine_info.Set(rank, windows[rank]);
+  }
+  return {};
 }
 
 Status Load(const Options& options, const RankSetting& setting, std::uint16_t port, Loaded& loaded,
@@ -162,6 +193,11 @@ Status Load(const Options& options, const RankSetting& setting, std::uint16_t po
                                         options.weight_version));
   loaded.weights = update::Weights::Create(front.paths.files(), *loaded.engine, *loaded.model,
                                            ToWeightsOptions(options, loaded));
+  if (!options.seed_from.empty()) {
+    SYNCLINE_ASSIGN(const SeedClient seed, SeedClient::Make(options.seed_from, options.keys));
+    SYNCLINE_TRY(seed.Take(*loaded.weights, loaded.seed));
+  }
+  if (options.p2p) SYNCLINE_TRY(OfferParameters(loaded, front));
   front.SetReady(
       {.engine = loaded.engine.get(),
        .weights = loaded.weights.get(),
@@ -174,7 +210,11 @@ Status Load(const Options& options, const RankSetting& setting, std::uint16_t po
        .arguments = OptionsJson(options),
        .software_version = SYNCLINE_VERSION,
        .device_uuids = DeviceUuids(base::ReadKernelText("/proc/sys/kernel/random/boot_id"),
-                                   options.host, port, setting.placement.group.size)});
+                                   options.host, port, setting.placement.group.size),
+       .parallelism = {.shard = ShardOf(options, setting),
+                       .ranks_on_each_host = options.tp / options.nodes},
+       .fingerprint = setting.fingerprint,
+       .dtypes = DtypesOf(loaded.model->plan())});
   return {};
 }
 
@@ -226,7 +266,38 @@ int Report(const base::Error& error) {
   std::_Exit(status);  // children that are left are killed with this process
 }
 
+// The server of --engine-info-bootstrap-port, with what it serves.
+struct InfoServer {
+  explicit InfoServer(Front& front, const Keys& keys) : router(front, keys) {
+    AddEngineInfoRoutes(router, front.engine_info);
+  }
+  Router router;
+  std::unique_ptr<http::Server> server;
+};
+
+Result<std::unique_ptr<InfoServer>> StartInfoServer(const Options& options, Front& front) {
+  auto info = std::make_unique<InfoServer>(front, options.keys);
+  if (options.engine_info_bootstrap_port == 0) return info;
+  SYNCLINE_ASSIGN(info->server,
+                  http::Server::Start(
+                      {.address = options.host,
+                       .port = options.engine_info_bootstrap_port,
+                       .max_body_bytes = std::uint64_t{64} << 20},
+                      [&router = info->router](const RequestPtr& request, ExchangePtr exchange) {
+                        router.Handle(request, std::move(exchange));
+                      }));
+  return info;
+}
+
 }  // namespace
+
+std::optional<transport::TransferEngineOptions> TransferEngineOf(const Options& options,
+                                                                 const std::string& host) {
+  if (!options.p2p) return std::nullopt;
+  return transport::TransferEngineOptions{
+      .command = TransferEngineCommand(),
+      .host = options.p2p_host.empty() ? host : options.p2p_host};
+}
 
 std::uint32_t ThreadsOf(const Options& options, const Placement& placement) {
   if (options.threads > 0 || placement.ranks_here == 1) return options.threads;
@@ -254,6 +325,8 @@ int ServeModel(const Options& options, const RankSetting& setting) {
         router.Handle(request, std::move(exchange));
       });
   if (!server) return Report(server.error());
+  auto info_server = StartInfoServer(options, *front);
+  if (!info_server) return Report(info_server.error());
   Status outcome;
   std::atomic<bool> loading = true;
   std::thread loader([&] {
@@ -274,6 +347,7 @@ int ServeModel(const Options& options, const RankSetting& setting) {
   front->BeginStopping();
   if (outcome) FinishRequests(options, *front);
   (*server)->Stop(milliseconds(1000));
+  info_server->reset();
   loaded->tokenizer.reset();  // its last answers go to the front's worker
   front->Drain();             // so that nothing calls the engine from here on
   loaded->weights.reset();

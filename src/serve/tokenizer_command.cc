@@ -16,6 +16,11 @@ std::vector<std::string> SplitAtSpaces(const std::string& text) {
 
 std::vector<std::string> TokenizerCommand(base::FileSystem& files, const TokenizerSearch& search) {
   if (!search.command.empty()) return SplitAtSpaces(search.command);
+  return HelperCommand(files, search, "tokenizer_helper");
+}
+
+std::vector<std::string> HelperCommand(base::FileSystem& files, const TokenizerSearch& search,
+                                       const std::string& module) {
   // build/bin/syncline-engine
   const std::string tree = base::JoinPath(search.program_directory, "../..");
   const auto there = [&](const std::string& path) {
@@ -26,9 +31,9 @@ std::vector<std::string> TokenizerCommand(base::FileSystem& files, const Tokeniz
     python = base::JoinPath(tree, ".venv/bin/python");
     if (!there(python)) python = "python3";
   }
-  const std::string file = base::JoinPath(tree, "python/syncline/tokenizer_helper.py");
+  const std::string file = base::JoinPath(tree, "python/syncline/" + module + ".py");
   if (there(file)) return {python, file};
-  return {python, "-m", "syncline.tokenizer_helper"};
+  return {python, "-m", "syncline." + module};
 }
 
 }  // namespace syncline::serve

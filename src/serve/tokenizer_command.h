@@ -1,4 +1,4 @@
-// Finds the helper process that makes tokens of texts.
+// Finds the helper processes that are written in Python.
 #pragma once
 
 #include <string>
@@ -21,5 +21,9 @@ struct TokenizerSearch {
 // that this program was built in, else python3 of PATH; it runs the helper's file of that source
 // tree, or, outside of one, the module syncline.tokenizer_helper of the installed package.
 std::vector<std::string> TokenizerCommand(base::FileSystem& files, const TokenizerSearch& search);
+
+// 2. for another module of the package. `search.command` does not count.
+std::vector<std::string> HelperCommand(base::FileSystem& files, const TokenizerSearch& search,
+                                       const std::string& module);
 
 }  // namespace syncline::serve

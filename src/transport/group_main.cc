@@ -4,7 +4,7 @@
 //
 //   question                                                        answer
 //   {"do":"join","name","host","port","rank","size","timeout_ms"}   {"ok":true} when all have come
-//   {"do":"broadcast","memory":path,"ranges":[offset,bytes,…]}      {"ok":true} when all is there
+//   {"do":"broadcast","root","memory":path,"ranges":[offset,bytes,…]}  {"ok":true} when all is there
 // Any of them: {"error":text}, after which nothing more is asked.
 //
 // Protocol of joining: 1. connect to the store, again and again until the deadline (rank 0: hold it);
@@ -258,7 +258,7 @@ void Group::Transfer(const Json& question) {
   }
   std::byte* memory = Map(TextOf(question, "memory"), end);
   c10d::BroadcastOptions options;
-  options.rootRank = 0;
+  options.rootRank = static_cast<int>(NumberOf(question, "root"));
   std::vector<c10::intrusive_ptr<c10d::Work>> running;
   for (std::size_t i = 0; i < ranges.size(); i += 2) {
     std::vector<at::Tensor> tensors = {

@@ -48,20 +48,33 @@ class Member : public ProcessGroup {
     return Transfer(descriptor, ranges, cancel);
   }
 
+  Status ReceiveInto(int descriptor, std::span<const Range> ranges,
+                     const base::CancelToken* cancel) override {
+    return Transfer(descriptor, ranges, cancel);
+  }
+
+  Status Signal(std::uint32_t root, const base::CancelToken* cancel) override {
+    SYNCLINE_ASSIGN(const base::Arena byte, base::Arena::Create("syncline-signal", 1));
+    const std::array<Range, 1> range = {{{0, 1}}};
+    return Transfer(byte.descriptor(), range, cancel, root);
+  }
+
   void Leave(const std::string& reason) override { helper_->Kill(reason); }
 
  private:
-  Status Transfer(int descriptor, std::span<const Range> ranges, const base::CancelToken* cancel) {
+  Status Transfer(int descriptor, std::span<const Range> ranges, const base::CancelToken* cancel,
+                  std::uint32_t root = 0) {
     Json::Array places;
     places.reserve(ranges.size() * 2);
     for (const Range& range : ranges) {
       places.emplace_back(range.offset);
       places.emplace_back(range.bytes);
     }
-    const Result<Json> done = helper_->Ask(
-        Json::Object{
-            {"do", "broadcast"}, {"memory", SharedName(descriptor)}, {"ranges", std::move(places)}},
-        timeout_ + kGrace, cancel);
+    const Result<Json> done = helper_->Ask(Json::Object{{"do", "broadcast"},
+                                                        {"root", std::uint64_t{root}},
+                                                        {"memory", SharedName(descriptor)},
+                                                        {"ranges", std::move(places)}},
+                                           timeout_ + kGrace, cancel);
     if (done) return {};
     helper_->Kill(done.error().message);
     return std::unexpected(done.error());

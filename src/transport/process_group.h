@@ -50,6 +50,13 @@ class ProcessGroup {
   virtual base::Status Send(int descriptor, std::span<const Range> ranges,
                             const base::CancelToken* cancel) = 0;
 
+  // As Receive, to those places.
+  virtual base::Status ReceiveInto(int descriptor, std::span<const Range> ranges,
+                                   const base::CancelToken* cancel) = 0;
+
+  // A byte from the member `root` to all others; waits for it.
+  virtual base::Status Signal(std::uint32_t root, const base::CancelToken* cancel) = 0;
+
   // Thread-safe. A transfer that waits fails with `reason`.
   virtual void Leave(const std::string& reason) = 0;
 };

@@ -125,6 +125,27 @@ Result<Staged> AllRanks::Prepare(Selector selector, bool whole) {
   return AddUp(own, asked.get());
 }
 
+Result<std::vector<WindowInfo>> AllRanks::Offer() {
+  std::future<Answers> asked = others_.Ask(kOffer, {});
+  Result<WindowInfo> own = own_.Offer();
+  const Answers answers = asked.get();
+  if (!own) return base::Annotate(own.error(), RankText(0, host_));
+  std::vector<WindowInfo> all = {*std::move(own)};
+  for (const Result<Payload>& answer : answers) {
+    if (!answer) return std::unexpected(answer.error());
+    SYNCLINE_ASSIGN(all.emplace_back(), DecodeWindowInfo(*answer));
+  }
+  return all;
+}
+
+Status AllRanks::Open() {
+  std::future<Answers> asked = others_.Ask(kOpen, {});
+  const Status own = own_.Open();
+  SYNCLINE_TRY(AllWell(asked.get()));
+  if (!own) return base::Annotate(own.error(), RankText(0, host_));
+  return {};
+}
+
 Result<Names> AllRanks::Drop() {
   std::future<Answers> asked = others_.Ask(kDrop, {});
   Names lost = own_.Drop();

@@ -41,6 +41,9 @@ class AllRanks {
   // RankProducer::Finish.
   void FinishProducers(const std::string& failure);
   base::Result<Staged> Prepare(Selector selector, bool whole);
+  // By rank.
+  base::Result<std::vector<WindowInfo>> Offer();
+  base::Status Open();
   // Names of the parameters that are lost.
   base::Result<std::vector<std::string>> Drop();
   // On any of them.

@@ -1,5 +1,5 @@
 // Work runs on three threads: updates, pulls, and reading of the live weights, each in its order; what
-// waits for trainers runs on threads of its own.
+// waits for trainers, or for engines that are seeded, runs on threads of its own.
 #include "update/following_weights.h"
 
 #include <fmt/core.h>
@@ -51,6 +51,7 @@ class Weights : public FollowingWeights {
   Weights(base::FileSystem& files, const std::vector<Runner>& runners, ranks::Follower& follower,
           RankWeights::Options options, std::chrono::milliseconds transfer_timeout)
       : tensors_(runners[0].model->plan().tensors().size()),
+        rank_(options.rank),
         follower_(follower),
         weights_(files, runners, std::move(options), cancel_),
         producer_(weights_, transfer_timeout, cancel_),
@@ -69,12 +70,14 @@ class Weights : public FollowingWeights {
  private:
   void OnWork(Message message);
   Result<Payload> Work(const Message& message);
+  Result<Payload> Seed(const Message& message);
   Result<Payload> Transfer(const Message& message);
   Result<Payload> Command(const Message& message);
   Result<Payload> Read(const Message& message, const base::CancelToken& begun);
   Result<Payload> Export(base::ByteSpan payload) const;
 
   const std::size_t tensors_;  // of the target's plan
+  const std::uint32_t rank_;
   ranks::Follower& follower_;
   base::CancelToken cancel_;
   RankWeights weights_;
@@ -115,6 +118,13 @@ Result<Payload> Weights::Work(const Message& message) {
       SYNCLINE_ASSIGN(const PrepareRequest request, DecodePrepareRequest(message.payload));
       return EncodeResult(weights_.Prepare(request.selector, request.whole));
     }
+    case kSeedSend:
+    case kSeedReceive:
+      return Seed(message);
+    case kOffer:
+      return EncodeResult(weights_.Offer());
+    case kOpen:
+      return NoContent(weights_.Open());
     case kDrop:
       return EncodeTexts(weights_.Drop());
     case kMayWrite:
@@ -132,7 +142,15 @@ Result<Payload> Weights::Work(const Message& message) {
   }
 }
 
-// What waits for trainers.
+// The weights for another engine, or from one.
+Result<Payload> Weights::Seed(const Message& message) {
+  SYNCLINE_ASSIGN(const std::string name, DecodeText(message.payload));
+  SYNCLINE_ASSIGN(const std::string hash,
+                  message.kind == kSeedSend ? weights_.SendLive(name) : weights_.ReceiveLive(name));
+  return EncodeText(hash);
+}
+
+// What waits for trainers, or for such engines.
 Result<Payload> Weights::Transfer(const Message& message) {
   switch (message.kind) {
     case kJoinGroup: {
@@ -152,6 +170,20 @@ Result<Payload> Weights::Transfer(const Message& message) {
     case kForget: {
       SYNCLINE_ASSIGN(const std::uint64_t ticket, DecodeNumber(message.payload));
       static_cast<void>(groups_.Take(ticket));
+      return Payload();
+    }
+    case kSeedOpen: {
+      SYNCLINE_ASSIGN(const JoinGroup group, DecodeJoinGroup(message.payload));
+      SYNCLINE_ASSIGN(const std::uint16_t port, weights_.seeding().Open(group.address, rank_));
+      return EncodeNumber(port);
+    }
+    case kSeedWait: {
+      SYNCLINE_ASSIGN(const std::string name, DecodeText(message.payload));
+      return NoContent(weights_.seeding().Wait(name));
+    }
+    case kSeedClose: {
+      SYNCLINE_ASSIGN(const std::string name, DecodeText(message.payload));
+      weights_.seeding().Close(name);
       return Payload();
     }
     default:

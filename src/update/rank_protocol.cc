@@ -414,4 +414,33 @@ Result<RankDigests> DecodeRankDigests(base::ByteSpan bytes) {
   return digests;
 }
 
+Payload Encode(const WindowInfo& info) {
+  WireWriter writer;
+  writer.PutText(info.session);
+  writer.Put<std::uint64_t>(info.parameters.size());
+  for (const ParameterPlace& place : info.parameters) {
+    writer.PutText(place.name);
+    writer.Put(place.address);
+    writer.Put(place.elements);
+    writer.Put(place.element_bytes);
+  }
+  return std::move(writer).Take();
+}
+
+Result<WindowInfo> DecodeWindowInfo(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  WindowInfo info;
+  info.session = reader.TakeText();
+  const auto count = reader.Take<std::uint64_t>();
+  for (std::uint64_t i = 0; i < count && !reader.broken(); ++i) {
+    ParameterPlace& place = info.parameters.emplace_back();
+    place.name = reader.TakeText();
+    place.address = reader.Take<std::uint64_t>();
+    place.elements = reader.Take<std::uint64_t>();
+    place.element_bytes = reader.Take<std::uint64_t>();
+  }
+  SYNCLINE_TRY(reader.status());
+  return info;
+}
+
 }  // namespace syncline::update

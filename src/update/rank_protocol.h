@@ -8,6 +8,13 @@
 //   kFromProducer    work      ProducerRequest               Staged
 //   kFinishProducer      work      text failure, or empty        none: the producer has been told
 //   kPrepare     work      PrepareRequest                Staged
+//   kOffer       work      none                          WindowInfo
+//   kOpen        work      none                          none
+//   kSeedOpen    work      JoinGroup without a number    u64: port
+//   kSeedWait    work      text name of the group        none
+//   kSeedSend    work      text name of the group        text: hash of what was sent
+//   kSeedReceive work      text name of the group        text: hash of what came
+//   kSeedClose   work      text name of the group        none
 //   kDrop        work      none                          texts: names of parameters that are lost
 //   kMayWrite    work      none                          u64: may an update write in place
 //   kSnapshot    work      CheckMessage                  none
@@ -49,12 +56,19 @@ enum RankMessage : std::uint32_t {
   kFromProducer,
   kFinishProducer,
   kPrepare,
+  kOffer,
+  kOpen,
+  kSeedSend,
+  kSeedReceive,
   kDrop,
   kMayWrite,
   kSnapshot,
   kPull,
   kCancel,
   kJoinGroup,
+  kSeedOpen,
+  kSeedWait,
+  kSeedClose,
   kLeaveGroup,
   kReceiveGroup,
   kForget,
@@ -137,5 +151,7 @@ Payload Encode(std::span<const layout::OwnedPart> parts);
 base::Result<std::vector<layout::OwnedPart>> DecodeOwnedParts(base::ByteSpan bytes);
 Payload Encode(const RankDigests& digests);
 base::Result<RankDigests> DecodeRankDigests(base::ByteSpan bytes);
+Payload Encode(const WindowInfo& info);
+base::Result<WindowInfo> DecodeWindowInfo(base::ByteSpan bytes);
 
 }  // namespace syncline::update

@@ -61,6 +61,17 @@ TEST(RankProtocol, StagedAndDigests) {
   EXPECT_EQ(same.tensors, digests.tensors);
   EXPECT_EQ(same.derived, "ab");
   ExpectStrict(Encode(digests), DecodeRankDigests);
+  const WindowInfo window = {
+      .session = "h:1",
+      .parameters = {{.name = "w", .address = 1, .elements = 2, .element_bytes = 3}}};
+  ASSERT_OK_AND_ASSIGN(const WindowInfo offered, DecodeWindowInfo(Encode(window)));
+  EXPECT_EQ(offered.session, "h:1");
+  ASSERT_EQ(offered.parameters.size(), 1U);
+  EXPECT_EQ(offered.parameters[0].name, "w");
+  EXPECT_EQ(offered.parameters[0].address, 1U);
+  EXPECT_EQ(offered.parameters[0].elements, 2U);
+  EXPECT_EQ(offered.parameters[0].element_bytes, 3U);
+  ExpectStrict(Encode(window), DecodeWindowInfo);
 }
 
 TEST(RankProtocol, OwnedParts) {

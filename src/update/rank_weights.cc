@@ -12,6 +12,9 @@
 //      nobody knows, or that is wrong, fails the message.
 //   2. Write the tensors for all of them.
 //   3. Prepare: make ready what is complete.
+//   from a trainer that writes straight into the memory
+//   1. Open: take everything for it, as it is; then let the transfer engine take writes.
+//   2. Prepare: let it take no more; make ready what lies there.
 //   then
 //   5. Commit: copy over the live weights, with no forward running; or Drop.
 // Invariant: unless a group is written in place, the live bytes change only in 5, which cannot fail.
@@ -54,7 +57,7 @@ std::vector<layout::Arrival> ArrivalsOf(const payload::Batch& batch) {
 
 // A library that throws fails the step like anything else, so that who asked undoes it.
 template <typename Work>
-Result<Staged> Caught(const std::string& what, const Work& work) {
+auto Caught(const std::string& what, const Work& work) -> decltype(work()) {
   try {
     return work();
   } catch (const std::bad_alloc&) {
@@ -111,6 +114,7 @@ RankWeights::RankWeights(base::FileSystem& files, const std::vector<Runner>& run
     : files_(files),
       options_(std::move(options)),
       cancel_(cancel),
+      seeding_(*runners[0].model, cancel),
       reading_(std::make_shared<base::CancelToken>(&cancel)) {
   for (const Runner& runner : runners) {
     runners_.push_back(std::make_unique<OwnRunner>(runner, options_.undo_memory));
@@ -192,7 +196,7 @@ Result<Staged> RankWeights::StageIn(const std::string& path) {
 
 Result<Staged> RankWeights::Stage(const std::string& path) {
   return Caught(path, [&] {
-    for (const auto& runner : runners_) runner->transaction.Drop(staging_pool_);
+    DropAll();
     const Writing writing(*this);
     return StageIn(path);
   });
@@ -249,9 +253,60 @@ Result<Staged> RankWeights::ReceiveIn(Selector selector, bool direct, const payl
   return staged;
 }
 
+Result<WindowInfo> RankWeights::Offer() {
+  if (!options_.p2p) return Fail(Code::kInvalidArgument, "--p2p was not asked for");
+  if (!window_) {
+    SYNCLINE_ASSIGN(window_, Window::Make(*options_.p2p, target(), runners_[0]->transaction));
+  }
+  return window_->info();
+}
+
+Status RankWeights::Open() {
+  return Caught("opening the weights", [&] { return OpenIn(); });
+}
+
+Status RankWeights::OpenIn() {
+  if (!window_) return Fail(Code::kInternal, "the weights were not offered");
+  if (may_write_in_place()) {
+    const Writing writing(*this);
+    return window_->Open(staging_pool_);
+  }
+  const std::shared_lock lock(live_);  // it is read
+  return window_->Open(staging_pool_);
+}
+
+Result<std::string> RankWeights::SendLive(const std::string& group) {
+  const std::shared_lock lock(live_);
+  if (!in_place_) return seeding_.Send(group);
+  seeding_.Close(group);
+  return Fail(Code::kOutOfOrder, "the weights are being written in place");
+}
+
+Result<std::string> RankWeights::ReceiveLive(const std::string& group) {
+  const std::scoped_lock lock(live_);
+  return seeding_.Receive(group);
+}
+
+std::string RankWeights::Layout() const {
+  const layout::Plan& plan = target().plan();
+  const quant::Units& units = target().units();
+  const auto live = target().parameters().live();
+  std::string text;
+  for (std::size_t i = 0; i < live.size(); ++i) {
+    const layout::TensorSpec& spec = plan.parameters()[i];
+    const std::size_t unit = units.UnitOf(i);
+    text += fmt::format("{} {} {} {} {}\n", spec.name, tensor::Name(spec.dtype),
+                        tensor::ShapeText(spec.shape), live[i].size(),
+                        unit == quant::Units::npos ? "" : units.units()[unit].scheme->name());
+  }
+  return tensor::HashHex(tensor::HashKind::kXxh3, base::AsBytes(text));
+}
+
 Result<Staged> RankWeights::PrepareIn(Selector selector, bool whole) {
+  if (window_) window_->Close();
   Staged staged = {.unchanged = true};
   std::string without;
+  bool came = false;
   const Writing writing(*this);
   for (OwnRunner* runner : Selected(selector)) {
     Transaction& transaction = runner->transaction;
@@ -259,7 +314,8 @@ Result<Staged> RankWeights::PrepareIn(Selector selector, bool whole) {
     for (const std::string& half : ready.halves) staged.pending.push_back(runner->Prefixed(half));
     staged.loaded = staged.loaded || ready.touched;
     if (ready.touched) staged.unchanged = staged.unchanged && ready.unchanged;
-    if (!ready.touched && !runner->role.empty()) without = runner->role;
+    came = came || ready.came;
+    if (!ready.came && !runner->role.empty()) without = runner->role;
     staged.in_place = staged.in_place || transaction.writes_in_place();
   }
   if (!whole) return staged;
@@ -268,7 +324,7 @@ Result<Staged> RankWeights::PrepareIn(Selector selector, bool whole) {
                 fmt::format("the update ended without a part of {} modules: {}",
                             staged.pending.size(), layout::FirstNamesText(staged.pending)));
   }
-  if (staged.loaded && !without.empty()) {
+  if (came && !without.empty()) {
     return Fail(Code::kNotFound,
                 fmt::format("no tensor came for the runner {} (an update for the target alone says "
                             "selector=target)",
@@ -311,8 +367,13 @@ Status RankWeights::DeriveLive() {
 
 std::vector<std::string> RankWeights::Drop() {
   const Writing writing(*this);
-  for (const auto& runner : runners_) runner->transaction.Drop(staging_pool_);
+  DropAll();
   return Lost();
+}
+
+void RankWeights::DropAll() {
+  if (window_) window_->Close();
+  for (const auto& runner : runners_) runner->transaction.Drop(staging_pool_);
 }
 
 std::vector<std::string> RankWeights::Lost() const {

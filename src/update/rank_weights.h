@@ -20,8 +20,10 @@
 #include "payload/payload.h"
 #include "tensor/digest.h"
 #include "update/runner.h"
+#include "update/seeding.h"
 #include "update/selector.h"
 #include "update/transaction.h"
+#include "update/window.h"
 
 namespace syncline::update {
 
@@ -72,7 +74,8 @@ class RankWeights {
   struct Options {
     std::string launch_path;  // version 0 of pulls
     std::uint32_t rank = 0;
-    std::uint64_t undo_memory = ~std::uint64_t{0};  // of each runner
+    std::uint64_t undo_memory = ~std::uint64_t{0};        // of each runner
+    std::optional<transport::TransferEngineOptions> p2p;  // of Offer
   };
   // All must outlive it. The first runner is the target.
   RankWeights(base::FileSystem& files, const std::vector<Runner>& runners, Options options,
@@ -97,6 +100,21 @@ class RankWeights {
                                base::ByteSpan message);
   // The same for tensors that came another way.
   base::Result<Staged> Receive(Selector selector, const payload::Batch& batch);
+
+  // Offers the target's parameters to trainers that write straight into them: starts the transfer engine,
+  // once. kInvalidArgument without Options::p2p.
+  base::Result<WindowInfo> Offer();
+  // Takes all of the target for them, as it is, until Prepare or Drop (Transaction::Open). Nothing may have
+  // come before. kUnavailable: the transfer engine is gone.
+  base::Status Open();
+
+  // The target's live parameters to another engine (Seeding::Send): they do not change meanwhile.
+  base::Result<std::string> SendLive(const std::string& group);
+  // From another engine, before the model is used.
+  base::Result<std::string> ReceiveLive(const std::string& group);
+  Seeding& seeding() { return seeding_; }
+  // xxh3-128 of how the target's parameters lie in memory, by which engines tell that they are alike.
+  std::string Layout() const;
 
   // Makes what came ready. `whole`: halves are kOutOfOrder, else they wait; and a draft of
   // `selector` that got nothing although something came is kNotFound.
@@ -152,6 +170,8 @@ class RankWeights {
   base::Result<Staged> StageIn(const std::string& path);
   base::Result<Staged> ReceiveIn(Selector selector, bool direct, const payload::Batch& batch);
   base::Result<Staged> PrepareIn(Selector selector, bool whole);
+  base::Status OpenIn();
+  void DropAll();
   std::vector<std::string> Lost() const;
   bool WritesInPlace() const;
   base::Status Changed(const base::CancelToken& begun) const;
@@ -170,6 +190,8 @@ class RankWeights {
   base::ThreadPool staging_pool_;
   base::ThreadPool commit_pool_;
   mutable base::ThreadPool reading_pool_;
+  std::unique_ptr<Window> window_;  // null before Offer
+  Seeding seeding_;
   std::uint64_t resets_ = 0;
   std::atomic<bool> in_place_ = false;  // some live slots are in the load layout
   mutable std::shared_mutex live_;      // held shared while live weights are read

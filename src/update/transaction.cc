@@ -19,6 +19,7 @@
 #include "layout/pieces.h"
 #include "layout/runs.h"
 #include "model/model.h"
+#include "tensor/hash.h"
 
 namespace syncline::update {
 
@@ -96,28 +97,64 @@ Status Transaction::Reserve(std::span<const std::size_t> parameters) {
   return {};
 }
 
+Status Transaction::Stage(Group& group) {
+  SYNCLINE_TRY(Reserve(group.parameters));
+  staged_bytes_ += group.bytes;
+  group.place = Place::kStaged;
+  for (const std::size_t parameter : group.parameters) {
+    targets_[parameter] = LoadPart(model_.plan().parameters()[parameter], staging_[parameter]);
+  }
+  return {};
+}
+
+// The slots of a group that holds the runtime layout, to the load layout.
+void Transaction::Restore(const Group& group, base::ThreadPool& pool) {
+  if (group.unit == kNone) return;
+  const quant::Unit& unit = model_.units().units()[group.unit];
+  if (!unit.scheme->Repacks()) return;
+  const auto memory = group.place == Place::kStaged ? staging_ : model_.parameters().live();
+  unit.scheme->Restore(unit.matrix, model_.units().SlotsOf(group.unit, memory), pool);
+}
+
+void Transaction::TakeInPlace(Group& group, base::ThreadPool& pool, bool restore) {
+  group.place = Place::kInPlace;
+  in_place_ = true;
+  if (restore) Restore(group, pool);
+}
+
 // Decides where a group goes when the first of it comes.
 Status Transaction::Touch(std::size_t index, base::ThreadPool& pool, bool restore) {
   Group& group = groups_[index];
   if (group.place != Place::kUntouched) return {};
-  const layout::Plan& plan = model_.plan();
-  if (undo_memory_ - staged_bytes_ >= group.bytes) {
-    SYNCLINE_TRY(Reserve(group.parameters));
-    staged_bytes_ += group.bytes;
-    group.place = Place::kStaged;
-    for (const std::size_t parameter : group.parameters) {
-      targets_[parameter] = LoadPart(plan.parameters()[parameter], staging_[parameter]);
+  if (undo_memory_ - staged_bytes_ >= group.bytes) return Stage(group);
+  TakeInPlace(group, pool, restore);
+  return {};
+}
+
+Result<const base::Arena*> Transaction::window() const {
+  if (may_write_in_place()) return &model_.parameters().live_arena();
+  SYNCLINE_TRY(model_.parameters().Staging());
+  return &model_.parameters().staging_arena();
+}
+
+Status Transaction::Open(base::ThreadPool& pool) {
+  const bool in_place = may_write_in_place();
+  std::vector<std::size_t> staged;
+  for (Group& group : groups_) {
+    if (model_.plan().IsDerived(group.parameters[0])) continue;
+    if (in_place) {
+      TakeInPlace(group, pool, /*restore=*/true);
+      group.before = HashOf(group);
+    } else {
+      SYNCLINE_TRY(Stage(group));
+      staged.insert(staged.end(), group.parameters.begin(), group.parameters.end());
     }
-    return {};
+    group.open = true;
   }
-  group.place = Place::kInPlace;
-  in_place_ = true;
-  if (restore && group.unit != kNone) {
-    const quant::Unit& unit = model_.units().units()[group.unit];
-    if (unit.scheme->Repacks()) {
-      unit.scheme->Restore(unit.matrix,
-                           model_.units().SlotsOf(group.unit, model_.parameters().live()), pool);
-    }
+  if (staged.empty()) return {};
+  model_.parameters().CopyToStaging(staged, pool);
+  for (const Group& group : groups_) {
+    if (group.open) Restore(group, pool);
   }
   return {};
 }
@@ -153,6 +190,20 @@ Result<layout::LoadReport> Transaction::Load(base::FileSystem& files,
   return report;
 }
 
+// Of what it holds in the load layout.
+std::string Transaction::HashOf(const Group& group) const {
+  const auto hasher = tensor::MakeHasher(tensor::HashKind::kXxh3);
+  for (const std::size_t parameter : group.parameters) hasher->Update(targets_[parameter]);
+  return hasher->Hex();
+}
+
+bool Transaction::Came(const Group& group) const {
+  return std::ranges::any_of(group.parameters, [&](std::size_t parameter) {
+    return std::ranges::any_of(intake_.TensorsOf(parameter),
+                               [&](std::size_t tensor) { return intake_.Came(tensor); });
+  });
+}
+
 bool Transaction::IsComplete(const Group& group) const {
   return std::ranges::all_of(group.parameters, [&](std::size_t parameter) {
     return std::ranges::all_of(intake_.TensorsOf(parameter),
@@ -162,7 +213,7 @@ bool Transaction::IsComplete(const Group& group) const {
 
 // What the modules of the group lack.
 std::vector<std::string> Transaction::HalvesOf(const Group& group) const {
-  if (group.unit == kNone || group.place == Place::kUntouched) return {};
+  if (group.unit == kNone || group.place == Place::kUntouched || group.open) return {};
   struct Module {
     std::vector<std::string_view> came;
     std::vector<std::string_view> missing;
@@ -216,7 +267,7 @@ void Transaction::Fill(const Group& group, base::ThreadPool& pool) {
   for (const std::size_t parameter : group.parameters) {
     model_.plan().ClearFillsOf(parameter, targets_[parameter]);
   }
-  if (IsComplete(group)) return;
+  if (group.open || IsComplete(group)) return;
   const auto live = model_.parameters().live();
   if (group.unit == kNone) {
     const base::MutableByteSpan source = live[group.parameters[0]];
@@ -260,6 +311,7 @@ Status Transaction::Derive() {
 Result<Transaction::Ready> Transaction::Prepare(base::ThreadPool& pool) {
   Ready ready;
   ready_.clear();
+  bool open = false;
   for (Group& group : groups_) {
     if (group.place == Place::kUntouched) continue;
     std::vector<std::string> halves = HalvesOf(group);
@@ -267,18 +319,34 @@ Result<Transaction::Ready> Transaction::Prepare(base::ThreadPool& pool) {
       std::ranges::move(halves, std::back_inserter(ready.halves));
       continue;
     }
+    open = open || group.open;
+    ready.came = ready.came || Came(group);
+    PrepareGroup(group, pool);
+    if (group.open && !group.changed) continue;
     ready.touched = true;
     if (group.place == Place::kStaged) {
-      Fill(group, pool);
       ready_.insert(ready_.end(), group.parameters.begin(), group.parameters.end());
     }
-    Process(group, pool);
-    group.prepared = true;
   }
-  if (!ready.touched) return ready;
+  if (!ready.touched && !open) return ready;
   SYNCLINE_TRY(Derive());
   ready.unchanged = !in_place_ && IsLive(pool);
   return ready;
+}
+
+void Transaction::PrepareGroup(Group& group, base::ThreadPool& pool) {
+  if (group.place == Place::kStaged || group.open) Fill(group, pool);
+  if (group.open && group.place == Place::kInPlace) group.changed = HashOf(group) != group.before;
+  Process(group, pool);
+  if (group.open && group.place == Place::kStaged) group.changed = DiffersFromLive(group);
+  group.prepared = true;
+}
+
+bool Transaction::DiffersFromLive(const Group& group) const {
+  const auto live = model_.parameters().live();
+  return std::ranges::any_of(group.parameters, [&](std::size_t i) {
+    return std::memcmp(live[i].data(), staging_[i].data(), live[i].size()) != 0;
+  });
 }
 
 // Is what is ready live already? A step of training changes a few elements in nearly every page, so
@@ -313,6 +381,8 @@ void Transaction::Leave(Group& group) {
   }
   group.place = Place::kUntouched;
   group.prepared = false;
+  group.open = false;
+  group.changed = false;
   const auto live = model_.parameters().live();
   for (const std::size_t parameter : group.parameters) {
     targets_[parameter] = LoadPart(model_.plan().parameters()[parameter], live[parameter]);
@@ -330,7 +400,8 @@ std::vector<std::size_t> Transaction::Commit(base::ThreadPool& pool) {
   in_place_ = false;
   for (Group& group : groups_) {
     if (group.prepared) {
-      if (IsComplete(group)) {
+      if (group.open) group.lost = false;
+      if (group.changed || IsComplete(group)) {
         group.lost = false;
         whole.insert(whole.end(), group.parameters.begin(), group.parameters.end());
       }
@@ -346,8 +417,10 @@ void Transaction::Drop(base::ThreadPool& pool) {
   for (Group& group : groups_) {
     if (group.place == Place::kUntouched) continue;
     if (group.place == Place::kInPlace) {
+      const bool written =
+          !group.open || (group.prepared ? group.changed : HashOf(group) != group.before);
       if (!group.prepared) Process(group, pool);
-      group.lost = true;
+      group.lost = group.lost || written;
     }
     Leave(group);
   }

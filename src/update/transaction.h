@@ -7,6 +7,7 @@
 // until it is processed, and it cannot be taken back.
 //
 //   Write       a message, into the load layout. A group that is written in place is restored first
+//   Open        all groups, as they are, for others who write straight into the memory
 //   Halves      modules of which a part is missing: a weight without its scale
 //   Prepare     staged groups: what has not come is filled in from the live weights, then they are
 //               processed. In place: processed. Then everything that is derived is derived anew
@@ -22,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "base/arena.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/thread_pool.h"
@@ -58,6 +60,14 @@ class Transaction {
   base::Status Write(std::span<const layout::Arrival> message,
                      std::span<const layout::Claim> claims, base::ThreadPool& pool);
 
+  // Takes every group that is not derived, in the load layout and with the values that are live, for
+  // somebody else to write straight into window(): from now on nothing is a half, and Prepare takes what
+  // lies there. All are staged, or, where a whole update would write in place, all in place: then no
+  // forward may run. Before anything has come. kNoSpace as Write.
+  base::Status Open(base::ThreadPool& pool);
+  // The memory that Open gives away: always the same. Parameters lie in it as Parameters says. kNoSpace.
+  base::Result<const base::Arena*> window() const;
+
   // Does the checkpoint hold every tensor of the runner, and nothing unknown? Reads nothing.
   base::Status Check(const checkpoint::Checkpoint& checkpoint, layout::LoadOptions options) const;
   // Reads a whole checkpoint that has passed Check, instead of messages.
@@ -73,6 +83,7 @@ class Transaction {
   std::vector<std::string> Halves() const;
 
   struct Ready {
+    bool came = false;                // something by messages
     bool touched = false;             // something will become live, or is
     bool unchanged = false;           // and it is what was live already
     std::vector<std::string> halves;  // as Halves(): these groups are left as they are, and wait
@@ -80,12 +91,13 @@ class Transaction {
   base::Result<Ready> Prepare(base::ThreadPool& pool);
 
   // What is prepared is live afterwards, and the transaction goes on with the groups that wait.
-  // Returns the parameters that were written completely: from what came, or derived.
+  // Returns the parameters that were written completely: from what came, or derived; of those that
+  // were open, which of them its writer changed.
   std::vector<std::size_t> Commit(base::ThreadPool& pool);
   void Drop(base::ThreadPool& pool);
 
   // Parameters that are lost: written in place, and dropped or failed since. They stay so until
-  // they have been written completely.
+  // they have been written completely, or were open for a writer who ended well.
   std::vector<std::string> Lost() const;
 
   const layout::IntakeReport& report() const { return intake_.report(); }
@@ -99,16 +111,26 @@ class Transaction {
     Place place = Place::kUntouched;
     bool prepared = false;
     bool lost = false;
+    bool open = false;     // others write into it
+    bool changed = false;  // of an open one that is prepared
+    std::string before;    // of an open one in place: hash of its load layout
   };
 
   void MakeGroups();
   base::Status Reserve(std::span<const std::size_t> parameters);
   base::Status Touch(std::size_t group, base::ThreadPool& pool, bool restore);
+  base::Status Stage(Group& group);
+  void TakeInPlace(Group& group, base::ThreadPool& pool, bool restore);
+  void Restore(const Group& group, base::ThreadPool& pool);
+  std::string HashOf(const Group& group) const;
+  bool Came(const Group& group) const;
+  bool DiffersFromLive(const Group& group) const;
   bool IsComplete(const Group& group) const;
   std::vector<std::string> HalvesOf(const Group& group) const;
   void Fill(const Group& group, base::ThreadPool& pool);
   void FillFrom(const Group& group, std::span<const base::MutableByteSpan> source);
   void Process(const Group& group, base::ThreadPool& pool);
+  void PrepareGroup(Group& group, base::ThreadPool& pool);
   base::Status Derive();
   bool IsLive(base::ThreadPool& pool) const;
   void Leave(Group& group);

@@ -45,6 +45,19 @@ class Updated {
     return transaction.Write(message, claims, pool);
   }
 
+  // Writes past the transaction, as who has the address of its window does.
+  Status Poke(const std::vector<std::size_t>& tensors, const Weights& weights) {
+    SYNCLINE_ASSIGN(const base::Arena* window, transaction.window());
+    const std::byte* const live = model.parameters().live_arena().bytes().data();
+    std::vector<base::MutableByteSpan> slots;
+    for (const base::MutableByteSpan slot : model.parameters().live()) {
+      const auto offset = static_cast<std::size_t>(slot.data() - live);
+      slots.push_back(window->bytes().subspan(offset, slot.size()));
+    }
+    for (const std::size_t tensor : tensors) model.plan().Scatter(tensor, weights[tensor], slots);
+    return {};
+  }
+
   Status Finish() {
     SYNCLINE_TRY(transaction.Prepare(pool));
     transaction.Commit(pool);
@@ -84,7 +97,7 @@ std::vector<std::vector<std::byte>> ColdState(const Weights& weights) {
 }
 
 // BR-21, BR-27, BR-28: nothing, a half, everything; cut and shuffled in any way; staged, in place,
-// and both; many times.
+// and both; in messages, by others who write straight into the memory, and both; many times.
 RC_GTEST_PROP(Transactions, AnyUpdateEndsAtAColdLoadOfWhatWasSentOverWhatWasThere, ()) {
   const auto undo_memory = *rc::gen::element(kUnlimited, kSome, std::uint64_t{0});
   Updated updated(undo_memory);
@@ -103,9 +116,14 @@ RC_GTEST_PROP(Transactions, AnyUpdateEndsAtAColdLoadOfWhatWasSentOverWhatWasTher
     std::mt19937_64 random(*rc::gen::arbitrary<std::uint32_t>());
     std::ranges::shuffle(sent, random);
     const std::size_t chunk = *rc::gen::element<std::size_t>(1, 2, 3, 7, 1000);
+    const bool open = *rc::gen::arbitrary<bool>();
+    if (open) RC_ASSERT(updated.transaction.Open(updated.pool));
     for (std::size_t i = 0; i < sent.size(); i += chunk) {
       const auto end = sent.begin() + static_cast<std::ptrdiff_t>(std::min(i + chunk, sent.size()));
-      RC_ASSERT(updated.Send({sent.begin() + static_cast<std::ptrdiff_t>(i), end}, next));
+      const std::vector<std::size_t> cut(sent.begin() + static_cast<std::ptrdiff_t>(i), end);
+      const bool poke = open && *rc::gen::inRange(0, 4) != 0;
+      const Status taken = poke ? updated.Poke(cut, next) : updated.Send(cut, next);
+      RC_ASSERT(taken);
     }
     RC_ASSERT(updated.transaction.Halves().empty());
     RC_ASSERT(updated.Finish());
@@ -134,6 +152,91 @@ RC_GTEST_PROP(Transactions, WhatIsDroppedLeavesNoTrace, ()) {
   RC_ASSERT(updated.Send(all, next));
   RC_ASSERT(updated.Finish());
   RC_ASSERT(updated.model.State() == ColdState(next));
+}
+
+TEST(Transaction, WhatIsWrittenIntoAnOpenWindowCanBeDropped) {
+  Updated updated(kUnlimited);
+  updated.model.Load(updated.model.RandomWeights(1));
+  const auto before = updated.model.State();
+  const Weights next = updated.model.RandomWeights(2);
+  std::vector<std::size_t> all(next.size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  for (const bool prepare : {false, true}) {
+    ASSERT_OK(updated.transaction.Open(updated.pool));
+    ASSERT_OK(updated.Poke(all, next));
+    EXPECT_EQ(updated.model.State(), before);
+    if (prepare) ASSERT_OK(updated.transaction.Prepare(updated.pool));
+    updated.transaction.Drop(updated.pool);
+    EXPECT_EQ(updated.model.State(), before);
+    EXPECT_THAT(updated.transaction.Lost(), testing::IsEmpty());
+  }
+  // Nothing of it is in the next one.
+  ASSERT_OK(updated.transaction.Open(updated.pool));
+  ASSERT_OK(updated.Finish());
+  EXPECT_EQ(updated.model.State(), before);
+}
+
+// What was written in place and dropped is lost, until a writer ends well; what was not is not.
+TEST(Transaction, AWriterThatFailsInPlaceLosesWhatItWrote) {
+  Updated updated(0);
+  const Weights first = updated.model.RandomWeights(1);
+  updated.model.Load(first);
+  const auto before = updated.model.State();
+  const Weights next = updated.model.RandomWeights(2);
+  for (const bool prepare : {false, true}) {
+    ASSERT_OK(updated.transaction.Open(updated.pool));
+    EXPECT_TRUE(updated.transaction.writes_in_place());
+    if (prepare) ASSERT_OK(updated.transaction.Prepare(updated.pool));
+    updated.transaction.Drop(updated.pool);
+    EXPECT_THAT(updated.transaction.Lost(), testing::IsEmpty());
+    EXPECT_EQ(updated.model.State(), before);
+  }
+  ASSERT_OK(updated.transaction.Open(updated.pool));
+  ASSERT_OK(updated.Poke({updated.Tensor("plain")}, next));
+  updated.transaction.Drop(updated.pool);
+  EXPECT_THAT(updated.transaction.Lost(), testing::ElementsAre("plain"));
+  ASSERT_OK(updated.transaction.Open(updated.pool));
+  ASSERT_OK(updated.Poke({updated.Tensor("plain")}, next));
+  ASSERT_OK(updated.Finish());
+  EXPECT_THAT(updated.transaction.Lost(), testing::IsEmpty());
+  Weights expected = first;
+  expected[updated.Tensor("plain")] = next[updated.Tensor("plain")];
+  EXPECT_EQ(updated.model.State(), ColdState(expected));
+}
+
+TEST(Transaction, OnlyWhatAWriterChangesCounts) {
+  for (const std::uint64_t undo_memory : {kUnlimited, std::uint64_t{0}}) {
+    Updated updated(undo_memory);
+    updated.model.Load(updated.model.RandomWeights(1));
+    const Weights next = updated.model.RandomWeights(2);
+    ASSERT_OK(updated.transaction.Open(updated.pool));
+    ASSERT_OK_AND_ASSIGN(Transaction::Ready ready, updated.transaction.Prepare(updated.pool));
+    EXPECT_FALSE(ready.touched);
+    EXPECT_THAT(updated.transaction.Commit(updated.pool), testing::SizeIs(1));  // derived
+    ASSERT_OK(updated.transaction.Open(updated.pool));
+    ASSERT_OK(updated.Poke({updated.Tensor("plain")}, next));
+    ASSERT_OK_AND_ASSIGN(ready, updated.transaction.Prepare(updated.pool));
+    EXPECT_TRUE(ready.touched);
+    EXPECT_FALSE(ready.came);
+    EXPECT_FALSE(ready.unchanged);
+    EXPECT_THAT(updated.transaction.Commit(updated.pool),
+                testing::Contains(updated.model.plan().FindParameter("plain")));
+  }
+}
+
+TEST(Transaction, TheWindowIsAlwaysTheSame) {
+  for (const std::uint64_t undo_memory : {kUnlimited, kSome, std::uint64_t{0}}) {
+    Updated updated(undo_memory);
+    updated.model.Load(updated.model.RandomWeights(1));
+    ASSERT_OK_AND_ASSIGN(const base::Arena* window, updated.transaction.window());
+    const std::byte* const address = window->bytes().data();
+    for (int round = 0; round < 100; ++round) {
+      ASSERT_OK(updated.transaction.Open(updated.pool));
+      ASSERT_OK(updated.Finish());
+      ASSERT_OK_AND_ASSIGN(window, updated.transaction.window());
+      ASSERT_EQ(window->bytes().data(), address);
+    }
+  }
 }
 
 TEST(Transaction, LiveWeightsAreUntouchedUntilTheCommit) {

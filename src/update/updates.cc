@@ -10,7 +10,9 @@
 //             3. the engine goes on.
 // An update outside a session is the same for one message; a checkpoint is one message too. So is
 // all that the producers of checkpoint-engine send, one to each rank; the end of each is answered
-// when the update is live everywhere or has failed (in a session: when every rank has it).
+// when the update is live everywhere or has failed (in a session: when every rank has it). Where the
+// parameters are offered to trainers that write straight into them, the memory of the update is open for
+// them from begin to end (window.h), with the live weights in it.
 //
 // Invariants: between two steps all ranks hold the live bytes of the same version, because a step
 // and a commit are in one order on all of them. What failed before 2 has changed nothing that is
@@ -186,7 +188,7 @@ Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
   if (in_place) SYNCLINE_TRY(Quiesce(/*hold=*/true));
   const SessionState before = state();
   const auto undo = [&](const base::Error& error) -> Result<UpdateReport> {
-    if (before.loaded && !before.failure) {
+    if ((before.loaded || before.open_for_writes) && !before.failure) {
       ChangeState([&](SessionState& state) {
         state.failure =
             "what had come was dropped for an update from disk, which failed: " + error.message;
@@ -216,10 +218,29 @@ Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
   });
   report.apply_seconds = SecondsSince(commit);
   SYNCLINE_TRY(Settle(lost_, {}));
+  if (before.open_for_writes) {
+    if (const Status opened = OpenForWrites(); !opened) {
+      ChangeState([&](SessionState& state) { state.failure = opened.error().message; });
+    }
+  }
   return report;
 }
 
 // ---- sessions ----
+
+Result<std::vector<WindowInfo>> Updates::Offer() {
+  SYNCLINE_ASSIGN(std::vector<WindowInfo> windows, ranks_.Offer());
+  offered_ = true;
+  return windows;
+}
+
+// Of the session that is open, where its target is offered.
+Status Updates::OpenForWrites() {
+  const bool open = offered_ && sync_base_ && Selects(state().selector, /*role=*/"");
+  if (open) SYNCLINE_TRY(ranks_.Open());
+  ChangeState([&](SessionState& state) { state.open_for_writes = open; });
+  return {};
+}
 
 Status Updates::Begin(const BeginRequest& request) {
   Touch();
@@ -241,13 +262,18 @@ Status Updates::Begin(const BeginRequest& request) {
     state.weight_version.reset();
     state.failure.reset();
   });
-  return {};
+  const Status opened = OpenForWrites();
+  if (opened) return {};
+  Close();
+  SYNCLINE_TRY(Undo());
+  return opened;
 }
 
 void Updates::Close() {
   ChangeState([](SessionState& state) {
     state.open = false;
     state.loaded = false;
+    state.open_for_writes = false;
     state.weight_version.reset();
     state.failure.reset();
   });
@@ -292,7 +318,7 @@ Result<UpdateReport> Updates::CommitSession(UpdateReport report) {
   const SessionState now = state();
   const Clock::time_point begin = Clock::now();
   const Status done = Commit({.flush = flush_, .label = now.weight_version},
-                             /*derive_only=*/!now.loaded, std::nullopt);
+                             /*derive_only=*/!now.loaded && !now.open_for_writes, std::nullopt);
   Close();
   if (!done) {
     SYNCLINE_TRY(Undo());

@@ -30,6 +30,7 @@ class Updates {
   base::Result<UpdateReport> FromTensors(const TensorUpdate& update);
   // The same with endpoints; the producers are told what came of it, also where it is refused.
   base::Result<UpdateReport> FromProducers(const TensorUpdate& update);
+  base::Result<std::vector<WindowInfo>> Offer();
   base::Status Begin(const BeginRequest& request);
   base::Result<UpdateReport> End(const EndRequest& request);
   // Something that was to come did not: a session that is open has failed.
@@ -47,6 +48,7 @@ class Updates {
   using Clock = std::chrono::steady_clock;
 
   base::Status Undo();
+  base::Status OpenForWrites();
   base::Status Quiesce(bool hold);
   base::Status Commit(const engine::Engine::ExclusiveOptions& options, bool derive_only,
                       const std::optional<std::string>& path);
@@ -70,6 +72,7 @@ class Updates {
   engine::Engine& engine_;
   AllRanks ranks_;
   const Weights::Options& options_;
+  bool offered_ = false;   // to trainers that write straight into the parameters
   bool held_ = false;      // by us
   bool sync_base_ = true;  // of the open session
   bool flush_ = false;     // something in the session asked for it

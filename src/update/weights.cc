@@ -2,7 +2,8 @@
 // A fourth one looks whether a session has been left alone.
 #include "update/weights.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <condition_variable>
 #include <future>
@@ -17,6 +18,7 @@
 #include "update/producer.h"
 #include "update/rank_protocol.h"
 #include "update/readings.h"
+#include "update/seeds.h"
 #include "update/updates.h"
 
 namespace syncline::update {
@@ -41,7 +43,12 @@ class LiveWeights : public Weights {
         options_(std::move(options)),
         others_(options_.leader),
         own_(files, AllRunners(model, options_.drafts),
-             {.launch_path = options_.launch_path, .undo_memory = options_.undo_memory}, cancel_),
+             {.launch_path = options_.launch_path,
+              .undo_memory = options_.undo_memory,
+              .p2p = options_.p2p},
+             cancel_),
+        engine_(engine),
+        seeds_(own_, others_, options_.host),
         own_groups_({.timeout = options_.transfer_timeout, .most_bytes = own_.most_message_bytes()},
                     cancel_),
         groups_(own_groups_, others_, options_.host),
@@ -90,6 +97,31 @@ class LiveWeights : public Weights {
       done(Run([&] { return changes_.End(request); }));
     });
   }
+  Result<std::vector<WindowInfo>> Offer() override {
+    std::promise<Result<std::vector<WindowInfo>>> offered;
+    updates_.Post([&] { offered.set_value(Run([&] { return changes_.Offer(); })); });
+    return offered.get_future().get();
+  }
+  void OpenSeed(SeedGroups groups,
+                std::function<void(Result<std::vector<std::uint16_t>>)> done) override {
+    transfers_.Run([this, groups = std::move(groups), done = std::move(done)] {
+      done(Run([&]() -> Result<std::vector<std::uint16_t>> {
+        SYNCLINE_ASSIGN(std::vector<std::uint16_t> ports, seeds_.Open(groups));
+        if (!groups.ports.empty()) SYNCLINE_TRY(seeds_.Wait(groups.name));
+        return ports;
+      }));
+    });
+  }
+  void SendSeed(std::string name, std::function<void(Result<SeedReport>)> done) override {
+    updates_.Post([this, name = std::move(name), done = std::move(done)] {
+      done(Run([&]() -> Result<SeedReport> {
+        SYNCLINE_ASSIGN(std::vector<std::string> hashes, seeds_.Send(name));
+        return SeedReport{engine_.stats().weight_version, std::move(hashes)};
+      }));
+    });
+  }
+  Status TakeSeed(SeedGroups groups, const std::function<Result<SeedReport>()>& expected) override;
+  std::string layout() const override { return own_.Layout(); }
   void JoinGroup(GroupRequest request, std::function<void(Status)> done) override {
     transfers_.Run([this, request = std::move(request), done = std::move(done)] {
       done(Run([&] { return groups_.Join(request); }));
@@ -164,6 +196,8 @@ class LiveWeights : public Weights {
   const Others others_;
   base::CancelToken cancel_;
   RankWeights own_;
+  engine::Engine& engine_;
+  const Seeds seeds_;
   RankGroups own_groups_;
   Groups groups_;
   RankProducer producer_;
@@ -179,6 +213,24 @@ class LiveWeights : public Weights {
   base::Worker reading_;
   std::jthread watch_;
 };
+
+Status LiveWeights::TakeSeed(SeedGroups groups,
+                             const std::function<Result<SeedReport>()>& expected) {
+  const std::string name = groups.name;
+  SYNCLINE_TRY(seeds_.Open(groups));
+  SYNCLINE_ASSIGN(const std::vector<std::string> hashes, seeds_.Receive(name));
+  const Result<SeedReport> answer = expected();
+  seeds_.Close(name);
+  SYNCLINE_ASSIGN(const SeedReport sent, answer);
+  if (hashes != sent.hashes) {
+    return Fail(Code::kChecksumMismatch,
+                fmt::format("the weights that came have the hashes {}, expected {}",
+                            fmt::join(hashes, " "), fmt::join(sent.hashes, " ")));
+  }
+  std::promise<Status> labelled;
+  SetVersion(sent.weight_version, [&](Status status) { labelled.set_value(std::move(status)); });
+  return labelled.get_future().get();
+}
 
 void LiveWeights::ReceiveThenUpdate(const GroupUpdate& update, const Updated& done) {
   const Result<std::uint64_t> ticket = Run([&] { return groups_.Receive(update.tensors); });

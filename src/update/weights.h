@@ -70,7 +70,8 @@ struct EndRequest {
 struct SessionState {
   bool open = false;
   Selector selector = Selector::kAll;
-  bool loaded = false;                        // something came
+  bool loaded = false;                        // something came in a message
+  bool open_for_writes = false;               // trainers write straight into the parameters
   std::optional<std::string> weight_version;  // that the end will set
   std::optional<std::string> failure;         // the end will undo the session, for this reason
   // Outside a session: what waits for the rest of its pair. Nothing is generated meanwhile.
@@ -170,6 +171,11 @@ struct DigestReport {
   std::optional<DigestComparison> comparison;
 };
 
+struct SeedReport {
+  std::string weight_version;       // of what was sent
+  std::vector<std::string> hashes;  // of the parameters as they lie in memory, by rank
+};
+
 // Thread-safe. Slow work runs on threads of its own; one update, one pull and one digest at a time,
 // further ones wait in order. Callbacks come on those threads.
 class Weights {
@@ -185,6 +191,9 @@ class Weights {
     // place. 0: everything is.
     std::uint64_t undo_memory = ~std::uint64_t{0};
     std::chrono::milliseconds session_timeout{0};  // without a message; 0: none
+    // Trainers may write straight into the target's parameters in sessions (Offer); the transfer engine
+    // of this rank.
+    std::optional<transport::TransferEngineOptions> p2p;
     // Of joining a group of processes, of each transfer over it, and of each message of a producer.
     std::chrono::milliseconds transfer_timeout = std::chrono::seconds(300);
   };
@@ -214,6 +223,20 @@ class Weights {
   // dropped); with others it is kOutOfOrder. End is anyone's, and kOutOfOrder without a session.
   virtual void Begin(BeginRequest request, std::function<void(base::Status)> done) = 0;
   virtual void End(EndRequest request, Updated done) = 0;
+  // Where such trainers write, by rank; the same for the life of this object. Sessions whose selector
+  // covers the target are open for them from then on. Once, before any update; waits.
+  virtual base::Result<std::vector<WindowInfo>> Offer() = 0;
+  // To start another engine with the live weights of this one. Joins the groups on all ranks: `done` with
+  // their ports once all have come, or at once where the ports were left to this engine.
+  virtual void OpenSeed(SeedGroups groups,
+                        std::function<void(base::Result<std::vector<std::uint16_t>>)> done) = 0;
+  // In the order of updates: the weights do not change meanwhile, and generation goes on.
+  virtual void SendSeed(std::string name, std::function<void(base::Result<SeedReport>)> done) = 0;
+  // The other side, before the model is used; waits. kChecksumMismatch: not what `expected()` says, which
+  // is asked when all has come.
+  virtual base::Status TakeSeed(SeedGroups groups,
+                                const std::function<base::Result<SeedReport>()>& expected) = 0;
+  virtual std::string layout() const = 0;  // RankWeights::Layout
   // Inside a session; or a transaction of its own, where the rule allows it.
   virtual void FromTensors(TensorUpdate update, Updated done) = 0;
   // Groups of processes that a trainer makes: all ranks join, or none. They wait for nothing else that is
