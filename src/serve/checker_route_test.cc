@@ -162,5 +162,21 @@ TEST_F(CheckerRouteTest, BR49ResetWeightsAreNoLongerThoseOfTheLastUpdate) {
   EXPECT_EQ(UpdateToFive(), "false");
 }
 
+// Which of them came first is not known, so the next update is read.
+TEST_F(CheckerRouteTest, BR49AnUpdateDuringWhichWeightsWereResetIsNotRemembered) {
+  UpdateToFive();
+  Post(kPath, R"({"action":"reset_tensors"})");
+  weights_.hold = true;
+  const auto update = Start(
+      "POST", "/update_weights_from_disk",
+      fmt::format(R"({{"weight_version":"5","model_path":"{}"}})", version_five_.path()));
+  Settle();
+  Post(kPath, R"({"action":"reset_tensors"})");
+  weights_.Finish();
+  EXPECT_EQ(update->Wait().status, 200);
+  weights_.hold = false;
+  EXPECT_EQ(UpdateToFive(), "false");
+}
+
 }  // namespace
 }  // namespace syncline::serve

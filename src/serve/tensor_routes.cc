@@ -148,7 +148,7 @@ void Update(Front& front, Result<TensorRequest> request, const ExchangePtr& exch
   const std::optional<std::string> label = request->update.weight_version;
   front.weights().FromTensors(std::move(request->update),
                               [&front, exchange, label](const Result<UpdateReport>& result) {
-                                front.SetLoaded(std::nullopt);
+                                front.NoteChange();
                                 const bool in_session = front.weights().session().open;
                                 Count(front.meters(), result, in_session);
                                 exchange->Send(result ? UpdateReply(*result, label, in_session)
