@@ -1,4 +1,5 @@
 // Snapshot, reset, compare and checksums of the live weights.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "base/result_matchers.h"

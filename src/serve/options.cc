@@ -83,6 +83,11 @@ void AddUpdateOptions(CLI::App& app, Options& options) {
                  "Seconds without a message after which a session is undone; 0 waits for ever "
                  "(default: 0)")
       ->check(CLI::Range(0.0, 30.0 * 86400));
+  app.add_option(
+         "--transfer-timeout", options.transfer_timeout,
+         "Seconds until a group of a trainer's processes must have come together, and that a "
+         "transfer past HTTP may take (default: 300)")
+      ->check(CLI::Range(0.1, 30.0 * 86400));
   AddBytes(app, "--undo-memory", options.undo_memory,
            "Bytes on each rank in which a session keeps what it has received, as 8G; what goes "
            "beyond is written in place and cannot be undone (default: no limit)");
@@ -165,6 +170,10 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
   return line;
 }
 
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
 quant::Fp8Scales Fp8ScalesOf(const Options& options) {
   if (options.fp8_scales == "fp32") return quant::Fp8Scales::kFp32;
   if (options.fp8_scales == "ue8m0") return quant::Fp8Scales::kUe8m0;
@@ -192,6 +201,7 @@ base::Json OptionsJson(const Options& options) {
       {"max_body", options.max_body},
       {"session", options.session},
       {"session_timeout", options.session_timeout},
+      {"transfer_timeout", options.transfer_timeout},
       {"undo_memory", options.undo_memory == kUnlimited ? Json() : Json(options.undo_memory)},
       {"tp_size", std::uint64_t{options.tp}},
       {"ep_size", std::uint64_t{options.ep}},

@@ -151,6 +151,7 @@ void AddAllRoutes(Router& router, Front& front) {
   AddWeightRoutes(router, front);
   AddSessionRoutes(router, front);
   AddTensorRoutes(router, front);
+  AddGroupRoutes(router, front);
   AddCheckerRoute(router, front);
   AddExportRoutes(router, front);
   AddDigestRoute(router, front);

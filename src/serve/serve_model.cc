@@ -132,11 +132,11 @@ update::SessionRule SessionRuleOf(const Options& options) {
 }
 
 update::Weights::Options ToWeightsOptions(const Options& options, const Loaded& loaded) {
-  update::Weights::Options weights = {
-      .launch_path = options.model,
-      .sessions = SessionRuleOf(options),
-      .undo_memory = options.undo_memory,
-      .session_timeout = milliseconds(static_cast<std::int64_t>(options.session_timeout * 1000))};
+  update::Weights::Options weights = {.launch_path = options.model,
+                                      .sessions = SessionRuleOf(options),
+                                      .undo_memory = options.undo_memory,
+                                      .session_timeout = Milliseconds(options.session_timeout),
+                                      .transfer_timeout = Milliseconds(options.transfer_timeout)};
   if (loaded.ranks) {
     weights.leader = loaded.ranks->leader.get();
     weights.host = loaded.ranks->host;
@@ -188,7 +188,7 @@ bool WaitForQuiet(const Front& front, milliseconds limit) {
 }
 
 void FinishRequests(const Options& options, Front& front) {
-  const milliseconds limit(static_cast<std::int64_t>(options.shutdown_timeout * 1000));
+  const milliseconds limit = Milliseconds(options.shutdown_timeout);
   WaitForQuiet(front, limit);
   front.engine().Stop();     // what is left gets its 503
   front.weights().Cancel();  // and updates and pulls theirs

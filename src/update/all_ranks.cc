@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <future>
 
+#include "update/groups.h"
 #include "update/weights.h"
 
 namespace syncline::update {
@@ -54,16 +55,26 @@ Result<Staged> AllRanks::Stage(const std::string& path) {
   return all;
 }
 
+Result<Staged> AllRanks::ReceiveOwn(const TensorUpdate& update, Selector selector) {
+  if (update.ticket == 0) {
+    return own_.Receive(selector, update.format, update.direct, update.payloads[0]);
+  }
+  SYNCLINE_ASSIGN(const auto batch, groups_.Take(update.ticket));
+  return own_.Receive(selector, *batch);
+}
+
 Result<Staged> AllRanks::Receive(const TensorUpdate& update, Selector selector) {
-  const auto of = [&](std::size_t rank) -> const std::vector<std::byte>& {
+  const auto of = [&](std::size_t rank) -> base::ByteSpan {
+    if (update.ticket != 0) return {};
     return update.payloads[update.payloads.size() == 1 ? 0 : rank];
   };
   std::vector<Payload> messages;
   for (std::uint32_t rank = 1; rank < size(); ++rank) {
-    messages.push_back(Encode(ReceiveRequest{selector, update.format, update.direct, of(rank)}));
+    messages.push_back(
+        Encode(ReceiveRequest{selector, update.format, update.direct, update.ticket, of(rank)}));
   }
   std::vector<std::future<Answers>> asked = others_.AskEach(kReceive, std::move(messages));
-  const Result<Staged> own = own_.Receive(selector, update.format, update.direct, of(0));
+  const Result<Staged> own = ReceiveOwn(update, selector);
   Answers answers;
   for (std::future<Answers>& one : asked) {
     Answers answer = one.get();

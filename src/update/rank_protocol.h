@@ -11,6 +11,10 @@
 //   kSnapshot    work      CheckMessage                  none
 //   kPull        work      PullRequest                   PullOutcome
 //   kCancel      work      none                          none: work ends, for good
+//   kJoinGroup     work    GroupAddress                  none
+//   kLeaveGroup    work    text name                     none
+//   kReceiveGroup  work    ReceiveGroup                  none
+//   kForget        work    u64 ticket                    none: what came under it is not wanted
 //   kCommit      command   none                          texts: names of parameters that are lost
 //   kDeriveLive  command   none                          none
 //   kReset       command   CheckMessage                  none
@@ -30,6 +34,8 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "engine/rank_messages.h"
+#include "transport/process_group.h"
+#include "update/group_tensors.h"
 #include "update/rank_weights.h"
 
 namespace syncline::update {
@@ -43,6 +49,10 @@ enum RankMessage : std::uint32_t {
   kSnapshot,
   kPull,
   kCancel,
+  kJoinGroup,
+  kLeaveGroup,
+  kReceiveGroup,
+  kForget,
   kCommit,
   kDeriveLive,
   kReset,
@@ -57,7 +67,13 @@ struct ReceiveRequest {
   Selector selector = Selector::kAll;
   payload::Format format = payload::Format::kPlain;
   bool direct = false;
-  base::ByteSpan message;  // of a decoded one: in what it was decoded from
+  std::uint64_t ticket = 0;  // of what came before the request (groups.h); 0: it is in the message
+  base::ByteSpan message;    // of a decoded one: in what it was decoded from
+};
+
+struct ReceiveGroup {
+  std::uint64_t ticket = 0;
+  GroupTensors tensors;
 };
 
 struct PrepareRequest {
@@ -81,6 +97,10 @@ Payload EncodeTexts(std::span<const std::string> texts);
 base::Result<std::vector<std::string>> DecodeTexts(base::ByteSpan bytes);
 Payload Encode(const ReceiveRequest& request);
 base::Result<ReceiveRequest> DecodeReceiveRequest(base::ByteSpan bytes);
+Payload Encode(const transport::GroupAddress& address);
+base::Result<transport::GroupAddress> DecodeGroupAddress(base::ByteSpan bytes);
+Payload Encode(const ReceiveGroup& request);
+base::Result<ReceiveGroup> DecodeReceiveGroup(base::ByteSpan bytes);
 Payload Encode(const PrepareRequest& request);
 base::Result<PrepareRequest> DecodePrepareRequest(base::ByteSpan bytes);
 Payload Encode(const CheckMessage& message);

@@ -72,10 +72,39 @@ TEST(RankProtocol, OwnedParts) {
   ExpectStrict(Encode(std::span(parts)), DecodeOwnedParts);
 }
 
+TEST(RankProtocol, Groups) {
+  const transport::GroupAddress address = {
+      .name = "g", .host = "::1", .port = 65535, .rank = 3, .size = 9, .backend = "gloo"};
+  const Payload encoded = Encode(address);
+  ASSERT_OK_AND_ASSIGN(const transport::GroupAddress joined, DecodeGroupAddress(encoded));
+  EXPECT_EQ(joined.name, "g");
+  EXPECT_EQ(joined.host, "::1");
+  EXPECT_EQ(joined.port, 65535);
+  EXPECT_EQ(joined.rank, 3U);
+  EXPECT_EQ(joined.size, 9U);
+  EXPECT_EQ(joined.backend, "gloo");
+  const Payload request = Encode(ReceiveGroup{
+      5,
+      {.group = "g",
+       .announced = {{.name = "a", .dtype = tensor::Dtype::kU64, .shape = {2, 0}, .bytes = {}},
+                     {.name = "b", .dtype = tensor::Dtype::kBool, .shape = {}, .bytes = {}}},
+       .flattened = true}});
+  ASSERT_OK_AND_ASSIGN(const ReceiveGroup receive, DecodeReceiveGroup(request));
+  EXPECT_EQ(receive.ticket, 5U);
+  EXPECT_TRUE(receive.tensors.flattened);
+  ASSERT_EQ(receive.tensors.announced.size(), 2U);
+  EXPECT_EQ(receive.tensors.announced[0].dtype, tensor::Dtype::kU64);
+  EXPECT_EQ(receive.tensors.announced[0].shape, (std::vector<std::uint64_t>{2, 0}));
+  EXPECT_EQ(receive.tensors.announced[1].name, "b");
+  for (std::size_t cut = 0; cut < request.size(); ++cut) {
+    EXPECT_FALSE(DecodeReceiveGroup(base::ByteSpan(request).first(cut)).has_value()) << cut;
+  }
+}
+
 TEST(RankProtocol, UpdatesAndChecks) {
   const Payload message(5, std::byte{3});
   const Payload received = Encode(
-      ReceiveRequest{Selector::kDraft, payload::Format::kSafetensors, /*direct=*/true, message});
+      ReceiveRequest{Selector::kDraft, payload::Format::kSafetensors, /*direct=*/true, 7, message});
   ASSERT_OK_AND_ASSIGN(const ReceiveRequest receive, DecodeReceiveRequest(received));
   EXPECT_EQ(receive.selector, Selector::kDraft);
   EXPECT_EQ(receive.format, payload::Format::kSafetensors);

@@ -58,10 +58,10 @@ UpdateReport ReportOf(const Staged& staged) {
 
 }  // namespace
 
-Updates::Updates(Engine& engine, RankWeights& own, const Others& others,
+Updates::Updates(Engine& engine, RankWeights& own, RankGroups& groups, const Others& others,
                  const Weights::Options& options)
     : engine_(engine),
-      ranks_(own, others, options.host),
+      ranks_(own, groups, others, options.host),
       options_(options),
       model_path_(options.launch_path) {}
 
@@ -294,6 +294,13 @@ Result<UpdateReport> Updates::CommitSession(UpdateReport report) {
   return report;
 }
 
+void Updates::Failed(const base::Error& error) {
+  Touch();
+  ChangeState([&](SessionState& state) {
+    if (state.open && !state.failure) state.failure = error.message;
+  });
+}
+
 void Updates::Expire(std::chrono::milliseconds silence) {
   if (!state().open || Clock::now() - heard_ < silence) return;
   base::Log(base::LogLevel::kWarning,
@@ -309,7 +316,7 @@ void Updates::Expire(std::chrono::milliseconds silence) {
 
 Status Updates::CheckPayloads(const TensorUpdate& update) const {
   const std::size_t count = update.payloads.size();
-  if (count == ranks_.size()) return {};
+  if (update.ticket != 0 || count == ranks_.size()) return {};
   if (count == 1 && update.format == payload::Format::kSafetensors) return {};
   return Fail(Code::kInvalidArgument,
               fmt::format("serialized_named_tensors has {} elements, expected one for each of the "
@@ -324,8 +331,7 @@ Result<Selector> Updates::CheckSession(const TensorUpdate& update) const {
     if (options_.sessions != SessionRule::kRequired)
       return update.selector.value_or(Selector::kAll);
     return Fail(Code::kOutOfOrder,
-                "update_weights_from_tensor must run between begin_weight_update() and "
-                "end_weight_update()");
+                update.route + " must run between begin_weight_update() and end_weight_update()");
   }
   if (now.failure) {
     return Fail(Code::kOutOfOrder,

@@ -23,13 +23,15 @@ namespace syncline::update {
 class Updates {
  public:
   // All must outlive it.
-  Updates(engine::Engine& engine, RankWeights& own, const Others& others,
+  Updates(engine::Engine& engine, RankWeights& own, RankGroups& groups, const Others& others,
           const Weights::Options& options);
 
   base::Result<UpdateReport> FromDisk(const DiskUpdate& update);
   base::Result<UpdateReport> FromTensors(const TensorUpdate& update);
   base::Status Begin(const BeginRequest& request);
   base::Result<UpdateReport> End(const EndRequest& request);
+  // Something that was to come did not: a session that is open has failed.
+  void Failed(const base::Error& error);
   // Undoes a session of which nothing was heard for that long.
   void Expire(std::chrono::milliseconds silence);
 

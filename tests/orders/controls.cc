@@ -151,7 +151,7 @@ Status Player::Read() {
 
 Status Player::Nonsense() {
   const std::string wrong = ToBase64(WrongPickle(dice_));
-  const std::array<std::pair<const char*, std::string>, 15> requests = {{
+  const std::array<std::pair<const char*, std::string>, 14> requests = {{
       {"/update_weights_from_tensor", "{"},
       {"/update_weights_from_tensor", std::string(100, '[')},
       {"/update_weights_from_tensor", R"({"serialized_named_tensors":[]})"},
@@ -167,7 +167,6 @@ Status Player::Nonsense() {
       {"/pause_generation", R"({"mode":"sometimes"})"},
       {"/generate", R"({"input_ids":[1,2,99999999]})"},
       {"/generate", R"({"input_ids":[]})"},
-      {"/destroy_weights_update_group", R"({"group_name":"nobody"})"},
   }};
   const auto& [target, body] = dice_.Pick(requests);
   if (dice_.Percent(20)) {

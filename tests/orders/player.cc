@@ -52,10 +52,11 @@ const std::vector<Player::Chance>& Player::Chances() {
       {12, &Player::Begin},          {14, &Player::End},        {4, &Player::PostProcess},
       {26, &Player::Update},         {8, &Player::WrongUpdate}, {6, &Player::Disk},
       {2, &Player::DiskAgain},       {4, &Player::BrokenDisk},  {2, &Player::Pull},
-      {2, &Player::DiskFromReplica}, {4, &Player::Relabel},     {2, &Player::Reset},
-      {2, &Player::Snapshot},        {3, &Player::Compare},     {5, &Player::Pause},
-      {6, &Player::Continue},        {3, &Player::Flush},       {3, &Player::Abort},
-      {12, &Player::Generate},       {6, &Player::Read},        {6, &Player::Nonsense}};
+      {2, &Player::DiskFromReplica}, {4, &Player::Relabel},     {3, &Player::UseGroup},
+      {2, &Player::Reset},           {2, &Player::Snapshot},    {3, &Player::Compare},
+      {5, &Player::Pause},           {6, &Player::Continue},    {3, &Player::Flush},
+      {3, &Player::Abort},           {12, &Player::Generate},   {6, &Player::Read},
+      {6, &Player::Nonsense}};
   return chances;
 }
 
@@ -71,6 +72,9 @@ Status Player::Play() {
   for (std::uint64_t i = 0; i < moves; ++i) {
     SYNCLINE_TRY(Draw());
     NoteLost();
+    // It waits for nothing.
+    const auto health = server_->Send("GET", "/health");
+    if (health->response().status != 200 || !health->Wait({})) return Wrong("/health: no answer");
     if (!dice_.Percent(60)) continue;
     SYNCLINE_TRY(Settle());
     SYNCLINE_TRY(CheckState());

@@ -78,6 +78,7 @@ class Player {
   base::Status Pull();
   base::Status DiskFromReplica();
   base::Status Relabel();
+  base::Status UseGroup();
   // Moves: controls.cc.
   base::Status Reset();
   base::Status Snapshot();

@@ -44,6 +44,10 @@ class Rules {
   bool Disk(int version, const std::optional<std::string>& label);
   bool BrokenDisk(bool late);
   bool Reset();  // with random values
+  // Tensors that were announced did not come.
+  void FailSession() {
+    if (session_) session_->failed = true;
+  }
   void Relabel(const std::string& label);
   void Snapshot() { snapshot_ = live_; }
   // The end of a session could not be made live.

@@ -260,6 +260,30 @@ Status Player::DiskFromReplica() {
   });
 }
 
+// Groups of processes that nobody has made.
+Status Player::UseGroup() {
+  SYNCLINE_TRY(Settle());
+  constexpr char kUpdate[] = "/update_weights_from_distributed";
+  switch (dice_.Below(4)) {
+    case 0:
+      SYNCLINE_TRY(Alone("POST", "/destroy_weights_update_group", "", Answer::kRefusal));
+      return {};
+    case 1:
+      SYNCLINE_TRY(Alone("POST", "/init_weights_update_group",
+                         R"({"master_address":"localhost","master_port":"no"})", Answer::kRefusal));
+      return {};
+    case 2:
+      SYNCLINE_TRY(
+          Alone("POST", kUpdate, R"({"names":["a"],"dtypes":[],"shapes":[]})", Answer::kRefusal));
+      return {};
+    default:
+      rules_.FailSession();
+      SYNCLINE_TRY(Alone("POST", kUpdate, R"({"names":["a"],"dtypes":["bfloat16"],"shapes":[[2]]})",
+                         Answer::kRefusal));
+      return {};
+  }
+}
+
 Status Player::Relabel() {
   const std::string label = fmt::format("label{}", ++count_);
   const Json::Object body = {{"new_version", label}, {"abort_all_requests", dice_.Percent(50)}};
