@@ -1,7 +1,7 @@
 # Two commands matter to a new user: `make demo` and `make test`. Each target sets up what is missing.
 PYTHON := .venv/bin/python
 
-.PHONY: all setup build wheel demo test torture crowd bench lint format sanitize tsan fuzz clean
+.PHONY: all setup build wheel demo test torture orders crowd bench lint format sanitize tsan fuzz clean
 
 all: build
 
@@ -28,6 +28,10 @@ torture: build
 # 500 requests at once for two minutes, while weights are updated in pauses of each mode.
 crowd: build
 	@$(PYTHON) tests/trainers/crowd.py
+
+# N short lives of an engine with requests in any order, by chance from SEED (tests/orders).
+orders: build
+	@build/bin/orders --cases $(or $(N),10000) --seed $(or $(SEED),$$(date +%s))
 
 # ONLY=regex runs some of the lines.
 bench: build

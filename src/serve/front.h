@@ -121,8 +121,13 @@ class Front {
 
   EngineInfo engine_info;
 
+  // The weights have been changed in another way than by an update from disk.
+  void NoteChange();
+  std::uint64_t changes() const;
   std::optional<LoadedVersion> loaded() const;
-  void SetLoaded(std::optional<LoadedVersion> loaded);
+  // Nothing is remembered if the weights have been changed since changes() was `since`: of two
+  // changes at the same time it is not known which came first.
+  void SetLoaded(std::optional<LoadedVersion> loaded, std::uint64_t since);
 
   // Engine requests that one request id of a client stands for. Worker thread only.
   std::map<std::string, std::vector<std::string>> groups;
@@ -140,6 +145,7 @@ class Front {
   mutable std::mutex mutex_;
   std::optional<std::chrono::steady_clock::time_point> paused_since_;  // guarded by mutex_
   std::optional<LoadedVersion> loaded_;                                // guarded by mutex_
+  std::uint64_t changes_ = 0;                                          // guarded by mutex_
   std::optional<base::Error> failure_;                                 // guarded by mutex_
   base::Worker worker_;  // last: tasks use what stands above
   base::Worker disk_worker_;

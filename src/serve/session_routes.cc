@@ -26,7 +26,7 @@ void RunBegin(Front& front, const BeginRequest& request, const std::function<voi
 void RunEnd(Front& front, const EndRequest& request,
             const std::function<void(const Result<UpdateReport>&)>& done) {
   front.weights().End(request, [&front, request, done](const Result<UpdateReport>& ended) {
-    front.SetLoaded(std::nullopt);
+    front.NoteChange();
     Meters& meters = front.meters();
     (ended ? meters.ended_sessions : meters.failed_sessions).Add();
     if (ended && !request.abort) {

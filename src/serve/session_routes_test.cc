@@ -188,7 +188,7 @@ TEST_F(SessionRoutesTest, TheStateIsShown) {
                        .incomplete = "half"});
   for (const char* path : {"/model_info", "/server_info"}) {
     EXPECT_EQ(At(ParseReply(Get(path)), "weight_update_session"),
-              R"({"open":true,"selector":"draft","loaded":true,"weight_version_pending":"8",)"
+              R"({"open":true,"selector":"draft","loaded":true,"open_for_writes":false,"weight_version_pending":"8",)"
               R"("failure":"w: too short","pending":[],"incomplete":"half"})");
   }
   EXPECT_THAT(Get("/metrics").body, HasSubstr("syncline_weight_session_open 1\n"));

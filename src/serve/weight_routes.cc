@@ -86,23 +86,24 @@ bool IsLive(const Front& front, const DiskUpdate& update, const std::string& fin
 // Runs the update that all requests for it share. `fingerprint`: of the files before they are read.
 void StartUpdate(Front& front, const DiskUpdate& update, const std::string& fingerprint,
                  const std::function<void(Result<UpdateReport>)>& finish) {
-  front.weights().FromDisk(
-      update, [&front, update, fingerprint, finish](const Result<UpdateReport>& result) {
-        Meters& meters = front.meters();
-        if (result) {
-          meters.updates.Add();
-          if (result->unchanged) meters.unchanged_updates.Add();
-          meters.update_stage_seconds.Observe(result->stage_seconds);
-          meters.update_apply_seconds.Observe(result->apply_seconds);
-          const bool known = update.weight_version && !fingerprint.empty();
-          front.SetLoaded(
-              known ? std::optional(LoadedVersion{update.path, *update.weight_version, fingerprint})
-                    : std::nullopt);
-        } else {
-          meters.failed_updates.Add();
-        }
-        finish(result);
-      });
+  front.weights().FromDisk(update, [&front, update, fingerprint, finish,
+                                    since = front.changes()](const Result<UpdateReport>& result) {
+    Meters& meters = front.meters();
+    if (result) {
+      meters.updates.Add();
+      if (result->unchanged) meters.unchanged_updates.Add();
+      meters.update_stage_seconds.Observe(result->stage_seconds);
+      meters.update_apply_seconds.Observe(result->apply_seconds);
+      const bool known = update.weight_version && !fingerprint.empty();
+      front.SetLoaded(
+          known ? std::optional(LoadedVersion{update.path, *update.weight_version, fingerprint})
+                : std::nullopt,
+          since);
+    } else {
+      meters.failed_updates.Add();
+    }
+    finish(result);
+  });
 }
 
 // On the disk worker.

@@ -308,8 +308,15 @@ Result<Staged> RankWeights::PrepareIn(Selector selector, bool whole) {
   std::string without;
   bool came = false;
   const Writing writing(*this);
-  for (OwnRunner* runner : Selected(selector)) {
+  for (const auto& runner : runners_) {
     Transaction& transaction = runner->transaction;
+    if (!Selects(selector, runner->role)) {
+      // What waits there goes on waiting.
+      for (const std::string& half : transaction.Halves()) {
+        staged.pending.push_back(runner->Prefixed(half));
+      }
+      continue;
+    }
     SYNCLINE_ASSIGN(const Transaction::Ready ready, transaction.Prepare(staging_pool_));
     for (const std::string& half : ready.halves) staged.pending.push_back(runner->Prefixed(half));
     staged.loaded = staged.loaded || ready.touched;

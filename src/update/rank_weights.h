@@ -49,7 +49,8 @@ struct Staged {
   // What the replica that it was read from holds: version and identity; empty for any other
   // directory. Ranks that read different versions must not be mixed.
   std::string held;
-  std::vector<std::string> pending;  // modules that wait for the rest (Transaction::Halves)
+  // Modules that wait for the rest (Transaction::Halves), of all runners.
+  std::vector<std::string> pending;
 };
 
 struct RankDigests {

@@ -174,7 +174,9 @@ Status Updates::Commit(const Engine::ExclusiveOptions& options, bool derive_only
 // Said before anything is done; the engine looks again when it counts.
 Status Updates::CheckFlush(bool flush) const {
   const engine::Stats stats = engine_.stats();
-  if (!flush || !stats.paused || stats.running == 0) return {};
+  // One that is held after a pause may still hold what was paused in place.
+  const bool still = stats.paused || stats.hold != Hold::kNone;
+  if (!flush || !still || stats.running == 0) return {};
   return engine::FlushRefused(stats.running);
 }
 
@@ -452,9 +454,12 @@ Result<UpdateReport> Updates::ApplyOne(const TensorUpdate& update, Selector sele
   }
   report.stage_seconds = SecondsSince(begin);
   const Clock::time_point commit = Clock::now();
-  const Status done = Commit({.flush = update.flush_cache, .label = update.weight_version},
-                             /*derive_only=*/false, std::nullopt);
+  Engine::ExclusiveOptions options = {.flush = update.flush_cache, .label = update.weight_version};
+  // In the same instant: what began in between would hold its cache while it waits.
+  if (!report.pending.empty()) options.hold = Hold::kWait;
+  const Status done = Commit(options, /*derive_only=*/false, std::nullopt);
   if (!done) return undo(done.error());
+  held_ = held_ || options.hold.has_value();
   report.apply_seconds = SecondsSince(commit);
   SYNCLINE_TRY(Settle(lost_, report.pending));
   return report;
