@@ -67,6 +67,7 @@ void FakeEngine::Answer(const Request& request, const engine::Sink& sink) {
   event.prefill_weight_versions = {
       {event.weight_version, 0, static_cast<std::uint32_t>(request.input_ids.size())}};
   event.cached_tokens = 1;
+  if (request.experts_from) event.experts = {1, 258};
   {
     const std::scoped_lock lock(mutex_);
     running_.erase(request.id);

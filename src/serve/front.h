@@ -17,6 +17,7 @@
 #include "serve/joiner.h"
 #include "serve/meters.h"
 #include "serve/path_rules.h"
+#include "serve/pause_order.h"
 #include "text/tokenizer_process.h"
 #include "text/vocabulary.h"
 #include "update/weights.h"
@@ -94,6 +95,8 @@ class Front {
   void AddOpenRequest(int change) {
     open_requests_.fetch_add(static_cast<std::size_t>(change), std::memory_order_relaxed);
   }
+
+  PauseOrder pause_order;
 
   void NotePause();
   void NoteContinue();

@@ -62,6 +62,12 @@ void ShowModelInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange)
   exchange->Send(JsonReply(ModelInfo(front)));
 }
 
+// Of the prompt tokens since the start, those that the prefix cache had.
+double HitRate(const engine::Stats& stats) {
+  const std::uint64_t all = stats.cached_tokens + stats.prompt_tokens;
+  return all == 0 ? 0 : static_cast<double>(stats.cached_tokens) / static_cast<double>(all);
+}
+
 Json::Object Load(const engine::Stats& stats) {
   const double usage = stats.kv_tokens_total == 0 ? 0.0
                                                   : static_cast<double>(stats.kv_tokens_used) /
@@ -73,7 +79,8 @@ Json::Object Load(const engine::Stats& stats) {
           {"num_used_tokens", stats.kv_tokens_used},
           {"max_total_num_tokens", stats.kv_tokens_total},
           {"token_usage", usage},
-          {"gen_throughput", stats.tokens_per_second}};
+          {"gen_throughput", stats.tokens_per_second},
+          {"cache_hit_rate", HitRate(stats)}};
 }
 
 void ShowServerInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange) {
@@ -100,6 +107,7 @@ void ShowServerInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange
   Json::Object state = Load(stats);
   state.emplace_back("paused", stats.paused);
   state.emplace_back("prompt_tokens", stats.prompt_tokens);
+  state.emplace_back("cached_tokens", stats.cached_tokens);
   state.emplace_back("generated_tokens", stats.generated_tokens);
   state.emplace_back("steps", stats.steps);
   state.emplace_back("step_seconds", stats.step_seconds);

@@ -82,7 +82,7 @@ void FromIpc(Front& front, const Json& body, const ExchangePtr& exchange) {
 }  // namespace
 
 void AddIpcRoute(Router& router, Front& front) {
-  AddJsonRoute(router, front, "/update_weights_from_ipc", FromIpc);
+  AddJsonRoute(router, front, "/update_weights_from_ipc", FromIpc, /*update=*/true);
 }
 
 }  // namespace syncline::serve

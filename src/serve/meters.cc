@@ -15,6 +15,8 @@ Meters::Meters(base::MetricsRegistry& registry)
       aborted_generations(
           registry.GetCounter("syncline_generations_aborted_total", "Sequences aborted")),
       prompt_tokens(registry.GetCounter("syncline_prompt_tokens_total", "Prompt tokens taken in")),
+      cached_tokens(registry.GetCounter("syncline_cached_tokens_total",
+                                        "Prompt tokens that the prefix cache had")),
       generated_tokens(
           registry.GetCounter("syncline_generated_tokens_total", "Tokens given to clients")),
       updates(

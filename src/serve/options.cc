@@ -96,6 +96,12 @@ void AddEngineOptions(CLI::App& app, Options& options) {
       ->check(CLI::Range(0, 1024));
   app.add_option("--random-seed", options.random_seed,
                  "Seed of requests that bring none (default: 0)");
+  CLI::Option* disable =
+      app.add_flag("--disable-radix-cache", options.disable_radix_cache,
+                   "Compute every prompt whole, also where another request began alike");
+  app.add_flag("--prefix-cache-across-versions", options.prefix_cache_across_versions,
+               "Reuse what was computed before an update of the weights, until it is flushed")
+      ->excludes(disable);
 }
 
 void AddUpdateOptions(CLI::App& app, Options& options) {
@@ -242,6 +248,8 @@ base::Json OptionsJson(const Options& options) {
       {"context_length", std::uint64_t{options.context_length}},
       {"threads", std::uint64_t{options.threads}},
       {"random_seed", options.random_seed},
+      {"disable_radix_cache", options.disable_radix_cache},
+      {"prefix_cache_across_versions", options.prefix_cache_across_versions},
       {"max_body", options.max_body},
       {"checkpoint_engine_wait_weights_before_ready", options.await_weights},
       {"allowed_roots", list(options.allowed_roots)},

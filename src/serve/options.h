@@ -43,6 +43,8 @@ struct Options {
   std::vector<std::string> allowed_roots;
   std::vector<std::string> allowed_sources;
   std::uint64_t random_seed = 0;
+  bool disable_radix_cache = false;
+  bool prefix_cache_across_versions = false;
   std::string log_level = "info";
   double shutdown_timeout = 5;                      // seconds
   std::uint64_t max_body = std::uint64_t{4} << 30;  // bytes of a request

@@ -11,6 +11,30 @@
 namespace syncline::serve {
 namespace {
 
+// A reply that ends an update (pause_order.h).
+class UpdateExchange : public http::Exchange {
+ public:
+  UpdateExchange(std::shared_ptr<void> update, ExchangePtr inner)
+      : update_(std::move(update)), inner_(std::move(inner)) {}
+
+  void Send(http::Response response) override {
+    inner_->Send(std::move(response));
+    update_.reset();
+  }
+  void BeginStream(int status, std::string content_type) override {
+    inner_->BeginStream(status, std::move(content_type));
+  }
+  void Write(std::string chunk) override { inner_->Write(std::move(chunk)); }
+  void End() override { inner_->End(); }
+  void OnDisconnect(std::function<void()> callback) override {
+    inner_->OnDisconnect(std::move(callback));
+  }
+
+ private:
+  std::shared_ptr<void> update_;
+  ExchangePtr inner_;
+};
+
 // Counts a reply, and the requests that wait for theirs.
 class CountedExchange : public http::Exchange {
  public:
@@ -121,6 +145,10 @@ void Router::Handle(const RequestPtr& request, ExchangePtr exchange) const {
              base::Json(base::Json::Object{{"message", why}, {"code", std::uint64_t{503}}})}}),
         503));
   }
+  if (route->update && front_.engine().stats().paused) {
+    exchange =
+        std::make_shared<UpdateExchange>(front_.pause_order.BeginUpdate(), std::move(exchange));
+  }
   try {
     route->handler(request, exchange);
   } catch (const std::exception& error) {  // memory ran out, say
@@ -129,25 +157,29 @@ void Router::Handle(const RequestPtr& request, ExchangePtr exchange) const {
   }
 }
 
-void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler handle) {
+void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler handle, bool update) {
   router.Add({.methods = {"POST"},
               .path = std::move(path),
               .level = Level::kAdminOptional,
-              .handler = [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
-                HandleJson(front, *request, exchange, handle);
-              }});
+              .handler =
+                  [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
+                    HandleJson(front, *request, exchange, handle);
+                  },
+              .update = update});
 }
 
 void AddQueuedRoute(Router& router, Front& front, std::vector<std::string> methods,
-                    std::string path, JsonHandler handle) {
+                    std::string path, JsonHandler handle, bool update) {
   router.Add({.methods = std::move(methods),
               .path = std::move(path),
               .level = Level::kAdminOptional,
-              .handler = [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
-                front.disk_worker().Post([&front, handle, request, exchange] {
-                  HandleJson(front, *request, exchange, handle);
-                });
-              }});
+              .handler =
+                  [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
+                    front.disk_worker().Post([&front, handle, request, exchange] {
+                      HandleJson(front, *request, exchange, handle);
+                    });
+                  },
+              .update = update});
 }
 
 void AddAllRoutes(Router& router, Front& front) {

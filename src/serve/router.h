@@ -27,6 +27,7 @@ struct Route {
   Level level = Level::kAdminForce;  // of a route that does not say
   std::function<void(const RequestPtr&, const ExchangePtr&)> handler;
   bool needs_model = true;
+  bool update = false;  // of the weights: a continue that comes after it waits for its reply
 };
 
 // Routes are added before the first request. Then thread-safe.
@@ -50,12 +51,13 @@ class Router {
 // A POST that changes the engine (kAdminOptional), whose JSON object is read before `handle` sees
 // it; a body that is missing stands for {}.
 using JsonHandler = void (*)(Front& front, const base::Json& body, const ExchangePtr& exchange);
-void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler handle);
+void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler handle,
+                  bool update = false);
 
 // The same where a body may be large, or requests must reach the weights in the order in which they
 // came: it is read and handled on the disk worker.
 void AddQueuedRoute(Router& router, Front& front, std::vector<std::string> methods,
-                    std::string path, JsonHandler handle);
+                    std::string path, JsonHandler handle, bool update = false);
 
 // What a path's clients take for an error.
 ErrorStyle StyleOf(std::string_view path);

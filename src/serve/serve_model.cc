@@ -76,7 +76,9 @@ engine::EngineOptions ToEngineOptions(const Options& options, const model::Model
           .max_running = options.max_running_requests,
           .prefill_tokens = options.chunked_prefill_size,
           .max_context = options.context_length,
-          .seed = options.random_seed};
+          .seed = options.random_seed,
+          .prefix_cache = !options.disable_radix_cache,
+          .prefix_cache_across_versions = options.prefix_cache_across_versions};
 }
 
 Status StartTokenizer(const Options& options, Loaded& loaded) {

@@ -107,9 +107,9 @@ void PostProcess(Front& front, const Json& body, const ExchangePtr& exchange) {
 }  // namespace
 
 void AddSessionRoutes(Router& router, Front& front) {
-  AddQueuedRoute(router, front, {"POST"}, "/begin_weight_update", Begin);
-  AddQueuedRoute(router, front, {"POST"}, "/end_weight_update", End);
-  AddQueuedRoute(router, front, {"POST"}, "/post_process_weights", PostProcess);
+  AddQueuedRoute(router, front, {"POST"}, "/begin_weight_update", Begin, /*update=*/true);
+  AddQueuedRoute(router, front, {"POST"}, "/end_weight_update", End, /*update=*/true);
+  AddQueuedRoute(router, front, {"POST"}, "/post_process_weights", PostProcess, /*update=*/true);
 }
 
 }  // namespace syncline::serve

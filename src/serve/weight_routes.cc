@@ -240,7 +240,7 @@ void Pull(Front& front, const Json& body, const ExchangePtr& exchange) {
 }  // namespace
 
 void AddWeightRoutes(Router& router, Front& front) {
-  AddJsonRoute(router, front, "/update_weights_from_disk", UpdateFromDisk);
+  AddJsonRoute(router, front, "/update_weights_from_disk", UpdateFromDisk, /*update=*/true);
   AddJsonRoute(router, front, "/pull_weights", Pull);
 }
 
