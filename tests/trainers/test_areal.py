@@ -16,9 +16,17 @@ from server import Server
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"form": "disk"}, {"form": "broadcast"}, {"form": "broadcast", "stages": 2}],
-    ids=lambda options: "-".join(str(value) for value in options.values()),
+    ("ranks", "options"),
+    [
+        (1, {"form": "disk"}),
+        (2, {"form": "disk"}),
+        (1, {"form": "broadcast"}),
+        (2, {"form": "broadcast"}),
+        (2, {"form": "broadcast", "stages": 2}),
+    ],
+    ids=lambda value: (
+        "-".join(map(str, value.values())) if isinstance(value, dict) else f"tp{value}"
+    ),
 )
 def test_areal(
     serve: Callable[..., Server],

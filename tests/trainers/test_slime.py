@@ -25,16 +25,20 @@ def check(server: Server, model: Path, out: Path, ranks: int, **options: Any) ->
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("ranks", "options"),
     [
-        {"form": "tensor"},
-        {"form": "broadcast"},
-        {"form": "broadcast", "flat": 1},
-        {"form": "disk"},
-        {"form": "disk", "pull": 1},
-        {"form": "deltas", "pull": 1},
+        (1, {"form": "tensor"}),
+        (2, {"form": "tensor"}),
+        (1, {"form": "broadcast"}),
+        (2, {"form": "broadcast", "flat": 1}),
+        (1, {"form": "disk"}),
+        (2, {"form": "disk", "pull": 1}),
+        (1, {"form": "deltas", "pull": 1}),
+        (2, {"form": "deltas", "pull": 1}),
     ],
-    ids=lambda options: "-".join(str(value) for value in options.values()),
+    ids=lambda value: (
+        "-".join(map(str, value.values())) if isinstance(value, dict) else f"tp{value}"
+    ),
 )
 def test_slime(
     serve: Serve, bf16_llama: Path, tmp_path: Path, ranks: int, options: dict[str, Any]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from relay import Relay
 from running import run
@@ -20,19 +21,11 @@ def test_verl(serve: Callable[..., Server], bf16_llama: Path, tmp_path: Path, ra
 
 
 def test_verl_asks_again_when_a_reply_is_lost(
-    serve: Callable[..., Server], bf16_llama: Path, tmp_path: Path, ranks: int
+    serve: Callable[..., Server], bf16_llama: Path, tmp_path: Path
 ) -> None:
     """Every second update is made, and its reply lost: verl sends the very same payload again."""
-    server = serve(ranks)
+    server = serve(2)
+    options: dict[str, Any] = {"aborts": True, "labels": False}
     with closing(Relay(server.port, b"POST /update_weights_from_tensor", every=2)) as relay:
-        run(
-            "verl_trainer.py",
-            server,
-            bf16_llama,
-            tmp_path,
-            ranks,
-            aborts=True,
-            labels=False,
-            port=relay.port,
-        )
+        run("verl_trainer.py", server, bf16_llama, tmp_path, 2, port=relay.port, **options)
         assert relay.lost >= 5
