@@ -6,11 +6,11 @@
 #include <span>
 #include <vector>
 
+#include "base/arena.h"
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "layout/plan.h"
-#include "base/arena.h"
 #include "quant/units.h"
 
 namespace syncline::model {
@@ -42,6 +42,13 @@ class Parameters {
   // Only while no forward runs, after Staging().
   void Commit(std::span<const std::size_t> parameters, base::ThreadPool& pool);
 
+  // Gives the memory of both arenas back to the system; the addresses stay. From here to Resume nobody
+  // may touch a slot. Only while no forward runs.
+  void Release();
+  // Takes memory for the live slots again: zeros. kNoSpace: it has none.
+  base::Status Resume();
+
+  base::MutableByteSpan live_bytes() const { return live_arena_.bytes(); }  // all slots
   std::uint64_t bytes() const { return live_arena_.bytes().size(); }
 
  private:

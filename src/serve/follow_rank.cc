@@ -62,9 +62,12 @@ int FollowRank(const Options& options, RankSetting setting) {
        .collectives = (*rank)->collectives.get(),
        .fp8_scales = Fp8ScalesOf(options)});
   if (!model) give_up(model.error());
-  auto weights = update::FollowingWeights::Create(
-      base::FileSystem::Posix(), {{.role = "", .model = model->get()}}, follower,
-      {.launch_path = options.model, .rank = own, .undo_memory = options.undo_memory});
+  auto weights = update::FollowingWeights::Create(base::FileSystem::Posix(),
+                                                  {{.role = "", .model = model->get()}}, follower,
+                                                  {.launch_path = options.model,
+                                                   .rank = own,
+                                                   .undo_memory = options.undo_memory,
+                                                   .backup_directory = BackupDirectoryOf(options)});
   const base::Status done = engine::FollowCommands(
       follower, **model, [&](ranks::Message message) { weights->OnCommand(std::move(message)); });
   if (!done) give_up(done.error());

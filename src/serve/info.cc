@@ -61,7 +61,15 @@ void ShowModelInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange)
   exchange->Send(JsonReply(ModelInfo(front)));
 }
 
-Json::Object Load(const engine::Stats& stats) {
+Json ReleasedJson(const update::MemoryParts& released) {
+  Json::Array tags;
+  if (released.kv_cache) tags.emplace_back("kv_cache");
+  if (released.weights) tags.emplace_back("weights");
+  return Json(std::move(tags));
+}
+
+Json::Object Load(const Front& front) {
+  const engine::Stats stats = front.engine().stats();
   const double usage = stats.kv_tokens_total == 0 ? 0.0
                                                   : static_cast<double>(stats.kv_tokens_used) /
                                                         static_cast<double>(stats.kv_tokens_total);
@@ -72,7 +80,8 @@ Json::Object Load(const engine::Stats& stats) {
           {"num_used_tokens", stats.kv_tokens_used},
           {"max_total_num_tokens", stats.kv_tokens_total},
           {"token_usage", usage},
-          {"gen_throughput", stats.tokens_per_second}};
+          {"gen_throughput", stats.tokens_per_second},
+          {"memory_released", ReleasedJson(front.weights().session().released)}};
 }
 
 void ShowServerInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange) {
@@ -89,13 +98,13 @@ void ShowServerInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange
   };
   for (const auto& [name, value] : ModelInfo(front)) set(name.c_str(), value);
   set("encoder_only", false);
-  set("enable_memory_saver", false);
+  set("enable_memory_saver", true);
   set("disaggregation_mode", "null");
   set("disaggregation_bootstrap_port", nullptr);
   set("version", front.card().software_version);
   set("startup_time", std::chrono::duration<double>(front.started().time_since_epoch()).count());
   set("kv_events", nullptr);
-  Json::Object state = Load(stats);
+  Json::Object state = Load(front);
   state.emplace_back("paused", stats.paused);
   state.emplace_back("prompt_tokens", stats.prompt_tokens);
   state.emplace_back("generated_tokens", stats.generated_tokens);
@@ -117,7 +126,7 @@ void ShowLoads(Front& front, const RequestPtr&, const ExchangePtr& exchange) {
   exchange->Send(JsonReply(
       Json(Json::Object{{"timestamp", fmt::format("{:%Y-%m-%dT%H:%M:%S+00:00}", fmt::gmtime(now))},
                         {"version", front.card().software_version},
-                        {"loads", Json(Json::Array{Json(Load(front.engine().stats()))})}})));
+                        {"loads", Json(Json::Array{Json(Load(front))})}})));
 }
 
 void ShowMetrics(Front& front, const RequestPtr&, const ExchangePtr& exchange) {

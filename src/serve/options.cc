@@ -86,6 +86,11 @@ void AddUpdateOptions(CLI::App& app, Options& options) {
   AddBytes(app, "--undo-memory", options.undo_memory,
            "Bytes on each rank in which a session keeps what it has received, as 8G; what goes "
            "beyond is written in place and cannot be undone (default: no limit)");
+  app.add_flag(
+      "--enable-weights-cpu-backup", options.weights_backup,
+      "Keep the weights in a file while /release_memory_occupation gives their memory back");
+  app.add_option("--weights-backup-dir", options.weights_backup_directory,
+                 "Directory of that file, on a disk and not in memory (default: /var/tmp)");
 }
 
 void AddRankOptions(CLI::App& app, Options& options) {
@@ -171,6 +176,10 @@ quant::Fp8Scales Fp8ScalesOf(const Options& options) {
   return quant::Fp8Scales::kAuto;
 }
 
+std::string BackupDirectoryOf(const Options& options) {
+  return options.weights_backup ? options.weights_backup_directory : "";
+}
+
 base::Json OptionsJson(const Options& options) {
   using base::Json;
   return base::Json(base::Json::Object{
@@ -193,6 +202,8 @@ base::Json OptionsJson(const Options& options) {
       {"session", options.session},
       {"session_timeout", options.session_timeout},
       {"undo_memory", options.undo_memory == kUnlimited ? Json() : Json(options.undo_memory)},
+      {"enable_weights_cpu_backup", options.weights_backup},
+      {"weights_backup_dir", options.weights_backup_directory},
       {"tp_size", std::uint64_t{options.tp}},
       {"ep_size", std::uint64_t{options.ep}},
       {"pp_size", std::uint64_t{1}},

@@ -41,6 +41,9 @@ struct Options {
   std::string session = "optional";        // or "required", "ignored"
   double session_timeout = 0;              // seconds without a message; 0: none
   std::uint64_t undo_memory = kUnlimited;  // bytes, of each rank
+  // Released memory of the weights.
+  bool weights_backup = false;
+  std::string weights_backup_directory = "/var/tmp";
   // The ranks of the engine (docs/guide/several-hosts.md).
   std::uint32_t tp = 1;  // ranks, over all nodes
   std::uint32_t ep = 1;  // groups of ranks among which experts are divided
@@ -62,6 +65,9 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
                                            const std::string& version);
 
 quant::Fp8Scales Fp8ScalesOf(const Options& options);
+
+// Empty: there is no backup.
+std::string BackupDirectoryOf(const Options& options);
 
 // For /server_info: the options by the names that SGLang's clients know; no keys.
 base::Json OptionsJson(const Options& options);

@@ -136,7 +136,8 @@ update::Weights::Options ToWeightsOptions(const Options& options, const Loaded& 
       .launch_path = options.model,
       .sessions = SessionRuleOf(options),
       .undo_memory = options.undo_memory,
-      .session_timeout = milliseconds(static_cast<std::int64_t>(options.session_timeout * 1000))};
+      .session_timeout = milliseconds(static_cast<std::int64_t>(options.session_timeout * 1000)),
+      .backup_directory = BackupDirectoryOf(options)};
   if (loaded.ranks) {
     weights.leader = loaded.ranks->leader.get();
     weights.host = loaded.ranks->host;

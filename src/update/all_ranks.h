@@ -31,8 +31,12 @@ class AllRanks {
   // To each rank its own message, or to all the only one.
   base::Result<Staged> Receive(const TensorUpdate& update, Selector selector);
   base::Result<Staged> Prepare(Selector selector, bool whole);
-  // Names of the parameters that are lost.
+  // Names of the tensors that are lost.
   base::Result<std::vector<std::string>> Drop();
+  // The same, as RankWeights::Release and Resume. Where a rank fails those that have not must be told the
+  // contrary.
+  base::Result<std::vector<std::string>> Release();
+  base::Result<std::vector<std::string>> Resume();
   // On any of them.
   base::Result<bool> MayWriteInPlace();
   // The same, as far as it was asked before.
@@ -43,6 +47,8 @@ class AllRanks {
   base::Status DeriveLive();
 
  private:
+  base::Result<std::vector<std::string>> AddNames(base::Result<std::vector<std::string>> own,
+                                                  const Answers& answers) const;
   base::Result<Staged> AddUp(const base::Result<Staged>& own, const Answers& answers) const;
 
   RankWeights& own_;

@@ -6,12 +6,14 @@
 //   kStage       work      text path                     Staged
 //   kReceive     work      ReceiveRequest                Staged
 //   kPrepare     work      PrepareRequest                Staged
-//   kDrop        work      none                          texts: names of parameters that are lost
+//   kDrop        work      none                          texts: names of tensors that are lost
 //   kMayWrite    work      none                          u64: may an update write in place
+//   kRelease     work      none                          texts: names of tensors that are lost
+//   kResume      work      none                          texts: the same
 //   kSnapshot    work      CheckMessage                  none
 //   kPull        work      PullRequest                   PullOutcome
 //   kCancel      work      none                          none: work ends, for good
-//   kCommit      command   none                          texts: names of parameters that are lost
+//   kCommit      command   none                          texts: names of tensors that are lost
 //   kDeriveLive  command   none                          none
 //   kReset       command   CheckMessage                  none
 //   kPutBack     command   CheckMessage                  texts: names of parameters
@@ -40,6 +42,8 @@ enum RankMessage : std::uint32_t {
   kPrepare,
   kDrop,
   kMayWrite,
+  kRelease,
+  kResume,
   kSnapshot,
   kPull,
   kCancel,

@@ -84,8 +84,10 @@ class Transaction {
   std::vector<std::size_t> Commit(base::ThreadPool& pool);
   void Drop(base::ThreadPool& pool);
 
-  // Parameters that are lost: written in place, and dropped or failed since. They stay so until
-  // they have been written completely.
+  // With nothing under way: the live bytes are gone, so every tensor is lost.
+  void LoseAll();
+  // Checkpoint tensors that are lost: they lie in what was written in place, and dropped or failed
+  // since, or all are gone. Each stays so until it has been written again.
   std::vector<std::string> Lost() const;
 
   const layout::IntakeReport& report() const { return intake_.report(); }
@@ -98,10 +100,11 @@ class Transaction {
     std::uint64_t bytes = 0;                          // of its slots
     Place place = Place::kUntouched;
     bool prepared = false;
-    bool lost = false;
+    std::vector<std::size_t> lost;  // tensors
   };
 
   void MakeGroups();
+  std::vector<std::size_t> TensorsOf(const Group& group) const;
   base::Status Reserve(std::span<const std::size_t> parameters);
   base::Status Touch(std::size_t group, base::ThreadPool& pool, bool restore);
   bool IsComplete(const Group& group) const;

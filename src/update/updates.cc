@@ -10,10 +10,19 @@
 //             3. the engine goes on.
 // An update outside a session is the same for one message; a checkpoint is one message too.
 //
+// Protocol of memory that is given back:
+//
+//   release   1. exclusively, if no request needs the engine: it is held from here on;
+//             2. every rank releases its weights, after it has written its backup, if there is one; where
+//                one fails all resume;
+//             3. exclusively: the key-value cache of every rank goes.
+//   resume    the same backwards; where a rank fails all release that part again.
+//
 // Invariants: between two steps all ranks hold the live bytes of the same version, because a step
 // and a commit are in one order on all of them. What failed before 2 has changed nothing that is
 // live, but what was written in place: then the engine refuses to generate until that has been
-// written anew.
+// written anew. So it does with weights that were released without a backup. Nothing is computed while
+// anything is released.
 #include "update/updates.h"
 
 #include <fmt/format.h>
@@ -115,29 +124,45 @@ Status Updates::Undo() {
   return Settle(std::move(lost), {});
 }
 
-// Lets the engine go on, unless something is lost or waits, or a session is writing in place.
+std::optional<std::string> Updates::WhyIncomplete() const {
+  if (lost_.empty()) return std::nullopt;
+  const std::string names = layout::FirstNamesText(lost_);
+  if (!discarded_) {
+    return fmt::format(
+        "incomplete update: {} tensors lie in what an update that failed has written, and must be "
+        "written anew: {}",
+        lost_.size(), names);
+  }
+  return fmt::format(
+      "incomplete update: the weights were released{}, and {} tensors must be sent again: {}",
+      state().released.weights ? " and not resumed yet" : "", lost_.size(), names);
+}
+
+Hold Updates::HoldNow() const {
+  const SessionState now = state();
+  // Who released the weights is about to send new ones; those who wait for them may.
+  if (now.incomplete) return discarded_ ? Hold::kShut : Hold::kRefuse;
+  const bool released = now.released.kv_cache || now.released.weights;
+  if (!now.pending.empty() || released) return Hold::kWait;
+  // A session that may write in place keeps the engine held until its end.
+  const bool writes = now.open && sync_base_ && ranks_.known_to_write_in_place();
+  return held_ && writes ? Hold::kWait : Hold::kNone;
+}
+
+// Lets the engine go on, unless something is lost, released or waits, or a session is writing in place.
 Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::string>& pending) {
   // Ranks lose the same parameters, each its part.
   std::ranges::sort(lost);
   const auto twice = std::ranges::unique(lost);
   lost.erase(twice.begin(), twice.end());
   lost_ = std::move(lost);
-  std::optional<std::string> incomplete;
-  if (!lost_.empty()) {
-    incomplete = fmt::format(
-        "incomplete update: {} parameters hold parts of an update that failed, and must be "
-        "written anew: {}",
-        lost_.size(), layout::FirstNamesText(lost_));
-  }
+  discarded_ = discarded_ && !lost_.empty();
+  const std::optional<std::string> incomplete = WhyIncomplete();
   ChangeState([&](SessionState& state) {
     state.incomplete = incomplete;
     state.pending = pending;
   });
-  // A session that may write in place keeps the engine held until its end.
-  const bool writes = state().open && sync_base_ && ranks_.known_to_write_in_place();
-  Hold hold = held_ && writes ? Hold::kWait : Hold::kNone;
-  if (!pending.empty()) hold = Hold::kWait;
-  if (incomplete) hold = Hold::kRefuse;
+  const Hold hold = HoldNow();
   if (hold == Hold::kNone && !held_) return {};
   held_ = hold != Hold::kNone;
   return WaitFor(
@@ -165,10 +190,16 @@ Status Updates::CheckFlush(bool flush) const {
   return engine::FlushRefused(stats.running);
 }
 
+Status Updates::CheckMemory() const {
+  if (!state().released.weights) return {};
+  return Fail(Code::kOutOfOrder, kWeightsReleased);
+}
+
 // ---- checkpoints ----
 
 Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
   Touch();
+  SYNCLINE_TRY(CheckMemory());
   SYNCLINE_TRY(CheckFlush(update.flush_cache));
   SYNCLINE_ASSIGN(const bool in_place, ranks_.MayWriteInPlace());
   const Clock::time_point begin = Clock::now();
@@ -213,6 +244,7 @@ Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
 Status Updates::Begin(const BeginRequest& request) {
   Touch();
   if (options_.sessions == SessionRule::kIgnored) return {};
+  SYNCLINE_TRY(CheckMemory());
   const SessionState now = state();
   if (now.open && (now.selector != request.selector || sync_base_ != request.sync_base)) {
     return Fail(Code::kOutOfOrder,
@@ -303,6 +335,78 @@ void Updates::Expire(std::chrono::milliseconds silence) {
   }
 }
 
+// ---- memory ----
+
+Status Updates::CheckReleasable() const {
+  const SessionState now = state();
+  if (now.open) {
+    return Fail(
+        Code::kOutOfOrder,
+        "a weight-update session is open; call end_weight_update() before memory is released");
+  }
+  if (now.pending.empty()) return {};
+  return Fail(Code::kOutOfOrder,
+              fmt::format("an update waits for the rest of {} modules; send it, or call "
+                          "end_weight_update(abort=true), before memory is released: {}",
+                          now.pending.size(), layout::FirstNamesText(now.pending)));
+}
+
+Status Updates::ReleaseMemory(MemoryParts parts) {
+  const MemoryParts released = state().released;
+  const bool weights = parts.weights && !released.weights;
+  const bool kv_cache = parts.kv_cache && !released.kv_cache;
+  if (!weights && !kv_cache) return {};
+  SYNCLINE_TRY(CheckReleasable());
+  Engine::ExclusiveOptions still = {.flush = true, .idle = true};
+  if (!held_) still.hold = Hold::kWait;
+  SYNCLINE_TRY(ExclusiveWork(still, [] { return Status(); }));
+  held_ = true;
+  Status done = weights ? ReleaseWeights() : Status();
+  if (done && kv_cache) {
+    done = ExclusiveWork({.flush = true, .kv = engine::KvMemory::kRelease, .idle = true},
+                         [] { return Status(); });
+    if (done) ChangeState([](SessionState& state) { state.released.kv_cache = true; });
+  }
+  SYNCLINE_TRY(Settle(lost_, {}));
+  return done;
+}
+
+Status Updates::ReleaseWeights() {
+  if (options_.backup_directory.empty()) discarded_ = true;
+  Result<std::vector<std::string>> lost = ranks_.Release();
+  const Status done = lost ? Status() : std::unexpected(lost.error());
+  if (!lost) lost = ranks_.Resume();
+  // Where going back fails as well some are released: they can be resumed later.
+  const bool released = done || !lost;
+  if (lost) lost_ = *std::move(lost);
+  ChangeState([&](SessionState& state) { state.released.weights = released; });
+  return done;
+}
+
+Status Updates::ResumeMemory(MemoryParts parts) {
+  const MemoryParts released = state().released;
+  Status done = parts.weights && released.weights ? ResumeWeights() : Status();
+  if (done && parts.kv_cache && released.kv_cache) {
+    done = ExclusiveWork({.kv = engine::KvMemory::kTake}, [] { return Status(); });
+    if (done) ChangeState([](SessionState& state) { state.released.kv_cache = false; });
+  }
+  SYNCLINE_TRY(Settle(lost_, state().pending));
+  return done;
+}
+
+Status Updates::ResumeWeights() {
+  Result<std::vector<std::string>> lost = ranks_.Resume();
+  if (!lost) {
+    // A rank that has them and cannot release them again has nothing to do the next time.
+    static_cast<void>(ranks_.Release());
+    return std::unexpected(lost.error());
+  }
+  if (options_.backup_directory.empty()) discarded_ = true;
+  lost_ = *std::move(lost);
+  ChangeState([](SessionState& state) { state.released.weights = false; });
+  return {};
+}
+
 // ---- tensors ----
 
 Status Updates::CheckPayloads(const TensorUpdate& update) const {
@@ -317,6 +421,7 @@ Status Updates::CheckPayloads(const TensorUpdate& update) const {
 
 // The selector of an update: that of the session, if it names none.
 Result<Selector> Updates::CheckSession(const TensorUpdate& update) const {
+  SYNCLINE_TRY(CheckMemory());
   const SessionState now = state();
   if (!now.open) {
     if (options_.sessions != SessionRule::kRequired)

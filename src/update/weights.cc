@@ -38,7 +38,10 @@ class LiveWeights : public Weights {
         options_(std::move(options)),
         others_(options_.leader),
         own_(files, AllRunners(model, options_.drafts),
-             {.launch_path = options_.launch_path, .undo_memory = options_.undo_memory}, cancel_),
+             {.launch_path = options_.launch_path,
+              .undo_memory = options_.undo_memory,
+              .backup_directory = options_.backup_directory},
+             cancel_),
         changes_(engine, own_, others_, options_),
         readings_(files, engine, plan_, own_, others_, cancel_, options_.launch_path) {
     if (options_.session_timeout.count() > 0) {
@@ -82,6 +85,17 @@ class LiveWeights : public Weights {
     });
   }
   SessionState session() const override { return changes_.state(); }
+
+  void ReleaseMemory(MemoryParts parts, std::function<void(Status)> done) override {
+    updates_.Post([this, parts, done = std::move(done)] {
+      done(Run([&] { return changes_.ReleaseMemory(parts); }));
+    });
+  }
+  void ResumeMemory(MemoryParts parts, std::function<void(Status)> done) override {
+    updates_.Post([this, parts, done = std::move(done)] {
+      done(Run([&] { return changes_.ResumeMemory(parts); }));
+    });
+  }
 
   void Pull(PullRequest request, std::function<void(std::vector<HostPull>)> done) override {
     pulls_.Post([this, request = std::move(request), done = std::move(done)] {
