@@ -14,9 +14,9 @@
 //   not paused  admission closes, running and waiting requests finish first, and those that come
 //               meanwhile are gated. A pause that arrives while a command waits lets it run.
 //
-// A held engine (while weights are written in place, or memory is given back) computes nothing, paused
-// or not, and gates what comes, or refuses it. It is held and released by who changes the weights,
-// pauses are not his.
+// A held engine (while weights are written in place, or memory is given back) computes nothing,
+// paused or not, and gates what comes, or refuses it. It is held and released by who changes the
+// weights, pauses are not his.
 #pragma once
 
 #include <chrono>
@@ -48,8 +48,8 @@ struct EngineOptions {
 };
 
 enum class PauseMode { kAbort, kRetract, kInPlace };
-// kWait: what comes is gated. kShut: it is refused, and what came before waits. kRefuse: that is ended
-// too.
+// kWait: what comes is gated. kShut: it is refused, and what came before waits. kRefuse: that is
+// ended too.
 enum class Hold { kNone, kWait, kShut, kRefuse };
 // The memory of the key-value cache, on all ranks.
 enum class KvMemory { kRelease, kTake };
@@ -124,8 +124,8 @@ class Engine {
     bool flush = false;
     std::optional<std::string> label;
     std::optional<Hold> hold;  // if it succeeded, in the same instant
-    // Done before `work`, which is not run if it fails. Nothing may be computed between a release and
-    // the next kTake; a kTake that fails leaves it released. With `flush` or an idle engine.
+    // Done before `work`, which is not run if it fails. Nothing may be computed between a release
+    // and the next kTake; a kTake that fails leaves it released. With `flush` or an idle engine.
     std::optional<KvMemory> kv;
     // Fails with kOutOfOrder, where Flush would, instead of waiting for requests to end.
     bool idle = false;

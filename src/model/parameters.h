@@ -42,8 +42,8 @@ class Parameters {
   // Only while no forward runs, after Staging().
   void Commit(std::span<const std::size_t> parameters, base::ThreadPool& pool);
 
-  // Gives the memory of both arenas back to the system; the addresses stay. From here to Resume nobody
-  // may touch a slot. Only while no forward runs.
+  // Gives the memory of both arenas back to the system; the addresses stay. From here to Resume
+  // nobody may touch a slot. Only while no forward runs.
   void Release();
   // Takes memory for the live slots again: zeros. kNoSpace: it has none.
   base::Status Resume();

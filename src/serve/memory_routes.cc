@@ -1,5 +1,5 @@
-// GET, POST /release_memory_occupation and /resume_memory_occupation: memory goes back to the system
-// while a trainer on the same machine needs it.
+// GET, POST /release_memory_occupation and /resume_memory_occupation: memory goes back to the
+// system while a trainer on the same machine needs it.
 //
 // They go through the disk worker, so that they reach update::Weights in order with updates.
 #include <fmt/format.h>

@@ -33,8 +33,8 @@ class AllRanks {
   base::Result<Staged> Prepare(Selector selector, bool whole);
   // Names of the tensors that are lost.
   base::Result<std::vector<std::string>> Drop();
-  // The same, as RankWeights::Release and Resume. Where a rank fails those that have not must be told the
-  // contrary.
+  // The same, as RankWeights::Release and Resume. Where a rank fails those that have not must be
+  // told the contrary.
   base::Result<std::vector<std::string>> Release();
   base::Result<std::vector<std::string>> Resume();
   // On any of them.

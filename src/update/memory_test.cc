@@ -1,5 +1,5 @@
-// Memory that is given back and taken again: the fake model as the target, and a model of all kinds of
-// parameters as a stand-in for a draft.
+// Memory that is given back and taken again: the fake model as the target, and a model of all kinds
+// of parameters as a stand-in for a draft.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -14,10 +14,10 @@
 //   3. Prepare: make ready what is complete.
 //   then
 //   5. Commit: copy over the live weights, with no forward running; or Drop.
-// Invariant: unless a group is written in place, the live bytes change only in 5, which cannot fail.
-// Who reads the live bytes outside of the computing thread (Digests, the checker) holds `live_` shared
-// and gives way to a commit within a piece of work; nobody reads them while `in_place_` or `released_`
-// is set.
+// Invariant: unless a group is written in place, the live bytes change only in 5, which cannot
+// fail. Who reads the live bytes outside of the computing thread (Digests, the checker) holds
+// `live_` shared and gives way to a commit within a piece of work; nobody reads them while
+// `in_place_` or `released_` is set.
 #include "update/rank_weights.h"
 
 #include <fmt/format.h>

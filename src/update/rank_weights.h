@@ -77,7 +77,8 @@ class RankWeights {
     std::string launch_path;  // version 0 of pulls
     std::uint32_t rank = 0;
     std::uint64_t undo_memory = ~std::uint64_t{0};  // of each runner
-    // Directory of a file that keeps the weights while their memory is released; empty: they are lost.
+    // Directory of a file that keeps the weights while their memory is released; empty: they are
+    // lost.
     std::string backup_directory;
   };
   // All must outlive it. The first runner is the target.
@@ -111,10 +112,11 @@ class RankWeights {
   // Forgets what came.
   std::vector<std::string> Drop();
 
-  // Gives the memory of all runners' weights back to the system. Only between updates, and no forward
-  // may run until Resume. Without a backup every tensor is lost from then on; with one a failure to
-  // write it changes nothing. Resume takes the memory again, with the backup's bytes; kNoSpace: it
-  // stays released. Either does nothing where it is done already. Both name what is lost, as Commit.
+  // Gives the memory of all runners' weights back to the system. Only between updates, and no
+  // forward may run until Resume. Without a backup every tensor is lost from then on; with one a
+  // failure to write it changes nothing. Resume takes the memory again, with the backup's bytes;
+  // kNoSpace: it stays released. Either does nothing where it is done already. Both name what is
+  // lost, as Commit.
   base::Result<std::vector<std::string>> Release();
   base::Result<std::vector<std::string>> Resume();
 

@@ -10,19 +10,10 @@
 //             3. the engine goes on.
 // An update outside a session is the same for one message; a checkpoint is one message too.
 //
-// Protocol of memory that is given back:
-//
-//   release   1. exclusively, if no request needs the engine: it is held from here on;
-//             2. every rank releases its weights, after it has written its backup, if there is one; where
-//                one fails all resume;
-//             3. exclusively: the key-value cache of every rank goes.
-//   resume    the same backwards; where a rank fails all release that part again.
-//
 // Invariants: between two steps all ranks hold the live bytes of the same version, because a step
 // and a commit are in one order on all of them. What failed before 2 has changed nothing that is
 // live, but what was written in place: then the engine refuses to generate until that has been
-// written anew. So it does with weights that were released without a backup. Nothing is computed while
-// anything is released.
+// written anew. So it does with weights that were released (memory.cc).
 #include "update/updates.h"
 
 #include <fmt/format.h>
@@ -149,7 +140,8 @@ Hold Updates::HoldNow() const {
   return held_ && writes ? Hold::kWait : Hold::kNone;
 }
 
-// Lets the engine go on, unless something is lost, released or waits, or a session is writing in place.
+// Lets the engine go on, unless something is lost, released or waits, or a session is writing in
+// place.
 Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::string>& pending) {
   // Ranks lose the same parameters, each its part.
   std::ranges::sort(lost);
@@ -333,78 +325,6 @@ void Updates::Expire(std::chrono::milliseconds silence) {
   if (const Status dropped = Undo(); !dropped) {
     base::Log(base::LogLevel::kError, dropped.error().message);
   }
-}
-
-// ---- memory ----
-
-Status Updates::CheckReleasable() const {
-  const SessionState now = state();
-  if (now.open) {
-    return Fail(
-        Code::kOutOfOrder,
-        "a weight-update session is open; call end_weight_update() before memory is released");
-  }
-  if (now.pending.empty()) return {};
-  return Fail(Code::kOutOfOrder,
-              fmt::format("an update waits for the rest of {} modules; send it, or call "
-                          "end_weight_update(abort=true), before memory is released: {}",
-                          now.pending.size(), layout::FirstNamesText(now.pending)));
-}
-
-Status Updates::ReleaseMemory(MemoryParts parts) {
-  const MemoryParts released = state().released;
-  const bool weights = parts.weights && !released.weights;
-  const bool kv_cache = parts.kv_cache && !released.kv_cache;
-  if (!weights && !kv_cache) return {};
-  SYNCLINE_TRY(CheckReleasable());
-  Engine::ExclusiveOptions still = {.flush = true, .idle = true};
-  if (!held_) still.hold = Hold::kWait;
-  SYNCLINE_TRY(ExclusiveWork(still, [] { return Status(); }));
-  held_ = true;
-  Status done = weights ? ReleaseWeights() : Status();
-  if (done && kv_cache) {
-    done = ExclusiveWork({.flush = true, .kv = engine::KvMemory::kRelease, .idle = true},
-                         [] { return Status(); });
-    if (done) ChangeState([](SessionState& state) { state.released.kv_cache = true; });
-  }
-  SYNCLINE_TRY(Settle(lost_, {}));
-  return done;
-}
-
-Status Updates::ReleaseWeights() {
-  if (options_.backup_directory.empty()) discarded_ = true;
-  Result<std::vector<std::string>> lost = ranks_.Release();
-  const Status done = lost ? Status() : std::unexpected(lost.error());
-  if (!lost) lost = ranks_.Resume();
-  // Where going back fails as well some are released: they can be resumed later.
-  const bool released = done || !lost;
-  if (lost) lost_ = *std::move(lost);
-  ChangeState([&](SessionState& state) { state.released.weights = released; });
-  return done;
-}
-
-Status Updates::ResumeMemory(MemoryParts parts) {
-  const MemoryParts released = state().released;
-  Status done = parts.weights && released.weights ? ResumeWeights() : Status();
-  if (done && parts.kv_cache && released.kv_cache) {
-    done = ExclusiveWork({.kv = engine::KvMemory::kTake}, [] { return Status(); });
-    if (done) ChangeState([](SessionState& state) { state.released.kv_cache = false; });
-  }
-  SYNCLINE_TRY(Settle(lost_, state().pending));
-  return done;
-}
-
-Status Updates::ResumeWeights() {
-  Result<std::vector<std::string>> lost = ranks_.Resume();
-  if (!lost) {
-    // A rank that has them and cannot release them again has nothing to do the next time.
-    static_cast<void>(ranks_.Release());
-    return std::unexpected(lost.error());
-  }
-  if (options_.backup_directory.empty()) discarded_ = true;
-  lost_ = *std::move(lost);
-  ChangeState([](SessionState& state) { state.released.weights = false; });
-  return {};
 }
 
 // ---- tensors ----

@@ -209,14 +209,14 @@ class Weights {
   virtual void SetVersion(std::string label, std::function<void(base::Status)> done) = 0;
   virtual SessionState session() const = 0;
 
-  // Gives memory back to the system, on all ranks. In the order of updates; no session may be open, and
-  // no request may need the engine: while generation is paused they may wait, without their cache, else
-  // there may be none (kOutOfOrder). Nothing is generated until all is resumed; requests wait. Weights
-  // without a backup are lost: requests that come are refused until updates have brought all of them.
-  // What is released already is left as it is.
+  // Gives memory back to the system, on all ranks. In the order of updates; no session may be open,
+  // and no request may need the engine: while generation is paused they may wait, without their
+  // cache, else there may be none (kOutOfOrder). Nothing is generated until all is resumed;
+  // requests wait. Weights without a backup are lost: requests that come are refused until updates
+  // have brought all of them. What is released already is left as it is.
   virtual void ReleaseMemory(MemoryParts parts, std::function<void(base::Status)> done) = 0;
-  // Takes it again; the weights first. kNoSpace, kLimitExceeded: a rank, which the error names, has no
-  // memory, and that part stays released on all.
+  // Takes it again; the weights first. kNoSpace, kLimitExceeded: a rank, which the error names, has
+  // no memory, and that part stays released on all.
   virtual void ResumeMemory(MemoryParts parts, std::function<void(base::Status)> done) = 0;
 
   virtual void Check(CheckRequest request, std::function<void(base::Result<CheckReport>)> done) = 0;

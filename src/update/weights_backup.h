@@ -13,12 +13,12 @@
 
 namespace syncline::update {
 
-// The file has no name once it is written, so nothing is left of it when this or the process ends. One
-// thread at a time.
+// The file has no name once it is written, so nothing is left of it when this or the process ends.
+// One thread at a time.
 class WeightsBackup {
  public:
-  // `directory` must exist. kNoSpace and other errors of the file system name the file; nothing is left
-  // of it then. `rank` is part of its name.
+  // `directory` must exist. kNoSpace and other errors of the file system name the file; nothing is
+  // left of it then. `rank` is part of its name.
   static base::Result<std::unique_ptr<WeightsBackup>> Write(base::FileSystem& files,
                                                             const std::string& directory,
                                                             std::uint32_t rank,
