@@ -113,6 +113,8 @@ class EngineThread : public Engine {
   bool TakeCommands(std::vector<std::function<void()>>& commands);
   void Settle();
   void RunExclusive(PendingExclusive exclusive);
+  Status ChangeKv(KvMemory change);
+  Status CheckIdle() const;
   void SettleFlush();
   void OpenGate();
   void ChangeHold(Hold hold, const std::string& reason);
@@ -287,6 +289,9 @@ void EngineThread::Flush(std::chrono::milliseconds wait, Done done) {
 void EngineThread::Exclusive(ExclusiveOptions options, std::function<Status()> work, Done done) {
   EnqueueWith(done,
               [this, options = std::move(options), work = std::move(work)](const Done& finished) {
+                if (options.idle) {
+                  if (const Status idle = CheckIdle(); !idle) return finished(idle);
+                }
                 exclusives_.push_back({options, work, finished});
               });
 }
@@ -304,7 +309,8 @@ void EngineThread::ChangeHold(Hold hold, const std::string& reason) {
   scheduler_.WeightsChanged();  // or will have, when it is released
   {
     const std::scoped_lock lock(mutex_);
-    refusal_ = hold == Hold::kRefuse ? std::optional(reason) : std::nullopt;
+    const bool refuses = hold == Hold::kRefuse || hold == Hold::kShut;
+    refusal_ = refuses ? std::optional(reason) : std::nullopt;
   }
   if (hold == Hold::kRefuse) AbortAll(Aborted(reason, 503));
 }
@@ -377,6 +383,7 @@ void EngineThread::Settle() {
 }
 
 void EngineThread::RunExclusive(PendingExclusive exclusive) {
+  if (exclusive.options.idle && !CanFlush()) return exclusive.done(CheckIdle());
   if (exclusive.options.flush && scheduler_.running() > 0) {
     return exclusive.done(FlushRefused(static_cast<std::uint32_t>(scheduler_.running())));
   }
@@ -384,13 +391,40 @@ void EngineThread::RunExclusive(PendingExclusive exclusive) {
   if (exclusive.options.flush) scheduler_.Forget();
   scheduler_.WeightsChanged();
   try {
-    status = exclusive.work();
+    if (exclusive.options.kv) status = ChangeKv(*exclusive.options.kv);
+    if (status) status = exclusive.work();
   } catch (const std::exception& error) {
     status = Fail(Code::kInternal, error.what());
   }
   if (status && exclusive.options.label) version_ = *exclusive.options.label;
   if (status && exclusive.options.hold) ChangeHold(*exclusive.options.hold, "");
   exclusive.done(std::move(status));
+}
+
+Status EngineThread::ChangeKv(KvMemory change) {
+  if (change == KvMemory::kRelease) return model_.ReserveKv(0);
+  Status taken = model_.ReserveKv(scheduler_.blocks_total());
+  // A rank may have it.
+  if (!taken) {
+    static_cast<void>(model_.ReserveKv(0));
+    return base::Annotate(taken.error(), "the key-value cache stays released");
+  }
+  return {};
+}
+
+Status EngineThread::CheckIdle() const {
+  if (CanFlush()) return {};
+  if (still()) {
+    return Fail(
+        Code::kOutOfOrder,
+        fmt::format("{} requests are paused in place and hold their cache; end them, or pause "
+                    "with mode=retract",
+                    scheduler_.running()));
+  }
+  return Fail(Code::kOutOfOrder,
+              fmt::format("the engine is not idle (running: {}, waiting: {}); wait, abort the "
+                          "requests, or pause generation",
+                          scheduler_.running(), scheduler_.waiting() + gate_.size()));
 }
 
 void EngineThread::SettleFlush() {

@@ -19,8 +19,9 @@
 // held or released, requests find nothing of what was computed before; a new label alone (SetVersion)
 // changes no weights.
 //
-// A held engine (while weights are written in place) computes nothing, paused or not, and gates what
-// comes, or refuses it. It is held and released by who changes the weights, pauses are not his.
+// A held engine (while weights are written in place, or memory is given back) computes nothing,
+// paused or not, and gates what comes, or refuses it. It is held and released by who changes the
+// weights, pauses are not his.
 #pragma once
 
 #include <chrono>
@@ -55,7 +56,11 @@ struct EngineOptions {
 };
 
 enum class PauseMode { kAbort, kRetract, kInPlace };
-enum class Hold { kNone, kWait, kRefuse };
+// kWait: what comes is gated. kShut: it is refused, and what came before waits. kRefuse: that is
+// ended too.
+enum class Hold { kNone, kWait, kShut, kRefuse };
+// The memory of the key-value cache, on all ranks.
+enum class KvMemory { kRelease, kTake };
 
 struct Stats {
   bool paused = false;
@@ -128,12 +133,17 @@ class Engine {
     bool flush = false;
     std::optional<std::string> label;
     std::optional<Hold> hold;  // if it succeeded, in the same instant
+    // Done before `work`, which is not run if it fails. Nothing may be computed between a release
+    // and the next kTake; a kTake that fails leaves it released. With `flush` or an idle engine.
+    std::optional<KvMemory> kv;
+    // Fails with kOutOfOrder, where Flush would, instead of waiting for requests to end.
+    bool idle = false;
   };
   virtual void Exclusive(ExclusiveOptions options, std::function<base::Status()> work,
                          Done done) = 0;
 
   // Holds or releases the engine between two steps. kRefuse ends what was submitted with status 503
-  // and `reason`, and Submit refuses with it from then on.
+  // and `reason`, and Submit refuses with it from then on, as with kShut.
   virtual void SetHold(Hold hold, std::string reason, Done done) = 0;
 
   // Runs `work` between two steps, whatever state the engine is in: for reading the weights. False,

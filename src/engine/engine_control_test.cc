@@ -232,6 +232,37 @@ TEST_F(EngineControlTest, HeldEngineComputesNothingAndGatesWhatComesUntilItIsRel
   EXPECT_EQ(client.Wait().tokens, FakeModel::Continue({7, 8}, 3, {5, 6}));
 }
 
+TEST_F(EngineControlTest, AShutHoldRefusesWhatComesAndLetsWait) {
+  Start();
+  ASSERT_OK(Pause(PauseMode::kRetract));
+  Client gated;
+  ASSERT_OK(engine_->Submit(MakeRequest("a", {7, 8}, 3), gated.sink()));
+  ASSERT_OK(SetHold(Hold::kShut, "released"));
+  Client refused;
+  EXPECT_ERROR(engine_->Submit(MakeRequest("b", {7, 8}, 3), refused.sink()),
+               base::Code::kUnavailable, "released");
+  ASSERT_OK(Continue());
+  EXPECT_EQ(engine_->stats().gated, 1U);
+  EXPECT_EQ(model_.steps, 0U);
+  ASSERT_OK(SetHold(Hold::kNone, ""));
+  EXPECT_EQ(gated.Wait().tokens, FakeModel::Continue({7, 8}, 3));
+}
+
+// What an exclusive command waits for makes one that wants an idle engine fail.
+TEST_F(EngineControlTest, AnExclusiveCommandForAnIdleEngineWaitsForNobody) {
+  Client client;
+  StartAt(5, client, 20);
+  PauseHeld(PauseMode::kInPlace);
+  EXPECT_ERROR(SetWeights(3, 4, {.idle = true}), base::Code::kOutOfOrder,
+               "1 requests are paused in place");
+  ASSERT_OK(Pause(PauseMode::kRetract));
+  ASSERT_OK(SetWeights(3, 4, {.idle = true}));
+  ASSERT_OK(Continue());
+  Allow(100);
+  client.Wait();
+  ASSERT_OK(SetWeights(5, 6, {.idle = true}));
+}
+
 TEST_F(EngineControlTest, RefusingHoldEndsWhatRunsAndSaysWhyToWhatComes) {
   Start();
   ASSERT_OK(SetHold(Hold::kWait, ""));

@@ -72,7 +72,7 @@ Status RankedModel::ReserveKv(std::uint32_t blocks) {
   });
   const Status own = own_->ReserveKv(blocks);
   const Status other = others->get_future().get();
-  SYNCLINE_TRY(own);
+  if (!own) return base::Annotate(own.error(), "rank 0");
   return other;
 }
 

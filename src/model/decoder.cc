@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/core.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <exception>
@@ -149,6 +150,8 @@ base::Status Decoder::ReserveKv(std::uint32_t blocks) {
   try {
     const c10::InferenceMode mode;
     attention_->Reserve(blocks);
+    // What malloc keeps of the cache for later is given back too.
+    if (blocks == 0) malloc_trim(0);
     return {};
   } catch (const std::exception& error) {
     return base::Fail(

@@ -38,7 +38,8 @@ class Model {
 
   // Bytes of keys and values of one token.
   virtual std::uint64_t KvBytesPerToken() const = 0;
-  // Memory for `blocks` blocks of kKvBlock tokens; replaces what was there.
+  // Memory for `blocks` blocks of kKvBlock tokens; replaces what was there. 0 gives it back to the
+  // system.
   virtual base::Status ReserveKv(std::uint32_t blocks) = 0;
 
   // Computes the derived parameters (layout::Plan::IsDerived) from the others, whose units are in

@@ -168,6 +168,8 @@ const std::map<std::string, Level>& ExpectedLevels() {
       {"/init_weights_send_group_for_remote_instance", Level::kAdminOptional},
       {"/send_weights_to_remote_instance", Level::kAdminOptional},
       {"/seed_info", Level::kAdminOptional},
+      {"/release_memory_occupation", Level::kAdminOptional},
+      {"/resume_memory_occupation", Level::kAdminOptional},
       {"/update_weights_from_tensor_raw", Level::kAdminOptional},
       {"/weights_checker", Level::kAdminOptional},
       {"/weights_digest", Level::kAdminOptional},

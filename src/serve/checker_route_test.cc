@@ -168,9 +168,9 @@ TEST_F(CheckerRouteTest, BR49AnUpdateDuringWhichWeightsWereResetIsNotRemembered)
   UpdateToFive();
   Post(kPath, R"({"action":"reset_tensors"})");
   weights_.hold = true;
-  const auto update = Start(
-      "POST", "/update_weights_from_disk",
-      fmt::format(R"({{"weight_version":"5","model_path":"{}"}})", version_five_.path()));
+  const auto update =
+      Start("POST", "/update_weights_from_disk",
+            fmt::format(R"({{"weight_version":"5","model_path":"{}"}})", version_five_.path()));
   Settle();
   Post(kPath, R"({"action":"reset_tensors"})");
   weights_.Finish();

@@ -286,6 +286,23 @@ void FakeWeights::SetVersion(std::string label, std::function<void(Status)> done
   thread_.Post([done] { done({}); });
 }
 
+void FakeWeights::ReleaseMemory(update::MemoryParts parts, std::function<void(Status)> done) {
+  ChangeMemory("release", parts, done);
+}
+
+void FakeWeights::ResumeMemory(update::MemoryParts parts, std::function<void(Status)> done) {
+  ChangeMemory("resume", parts, done);
+}
+
+void FakeWeights::ChangeMemory(std::string call, const update::MemoryParts& parts,
+                               const std::function<void(Status)>& done) {
+  if (parts.kv_cache) call += " kv_cache";
+  if (parts.weights) call += " weights";
+  const std::scoped_lock lock(mutex_);
+  calls_.push_back(std::move(call));
+  thread_.Post([done, status = memory_changed] { done(status); });
+}
+
 update::SessionState FakeWeights::session() const {
   const std::scoped_lock lock(mutex_);
   return session_;

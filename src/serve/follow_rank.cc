@@ -78,6 +78,7 @@ int FollowRank(const Options& options, RankSetting setting) {
       {.launch_path = options.model,
        .rank = own,
        .undo_memory = options.undo_memory,
+       .backup_directory = BackupDirectoryOf(options),
        .p2p = TransferEngineOf(options, (*rank)->mesh->address().host)},
       Milliseconds(options.transfer_timeout));
   const base::Status done = engine::FollowCommands(

@@ -69,7 +69,15 @@ double HitRate(const engine::Stats& stats) {
   return all == 0 ? 0 : static_cast<double>(stats.cached_tokens) / static_cast<double>(all);
 }
 
-Json::Object Load(const engine::Stats& stats) {
+Json ReleasedJson(const update::MemoryParts& released) {
+  Json::Array tags;
+  if (released.kv_cache) tags.emplace_back("kv_cache");
+  if (released.weights) tags.emplace_back("weights");
+  return Json(std::move(tags));
+}
+
+Json::Object Load(const Front& front) {
+  const engine::Stats stats = front.engine().stats();
   const double usage = stats.kv_tokens_total == 0 ? 0.0
                                                   : static_cast<double>(stats.kv_tokens_used) /
                                                         static_cast<double>(stats.kv_tokens_total);
@@ -81,7 +89,8 @@ Json::Object Load(const engine::Stats& stats) {
           {"max_total_num_tokens", stats.kv_tokens_total},
           {"token_usage", usage},
           {"gen_throughput", stats.tokens_per_second},
-          {"cache_hit_rate", HitRate(stats)}};
+          {"cache_hit_rate", HitRate(stats)},
+          {"memory_released", ReleasedJson(front.weights().session().released)}};
 }
 
 void ShowServerInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange) {
@@ -98,14 +107,14 @@ void ShowServerInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange
   };
   for (const auto& [name, value] : ModelInfo(front)) set(name.c_str(), value);
   set("encoder_only", false);
-  set("enable_memory_saver", false);
+  set("enable_memory_saver", true);
   set("disaggregation_mode", "null");
   set("disaggregation_bootstrap_port", nullptr);
   set("version", front.card().software_version);
   set("startup_time", std::chrono::duration<double>(front.started().time_since_epoch()).count());
   set("kv_events", nullptr);
   set("device_uuids", NameList(front.card().device_uuids));
-  Json::Object state = Load(stats);
+  Json::Object state = Load(front);
   state.emplace_back("paused", stats.paused);
   state.emplace_back("prompt_tokens", stats.prompt_tokens);
   state.emplace_back("cached_tokens", stats.cached_tokens);
@@ -128,7 +137,7 @@ void ShowLoads(Front& front, const RequestPtr&, const ExchangePtr& exchange) {
   exchange->Send(JsonReply(
       Json(Json::Object{{"timestamp", fmt::format("{:%Y-%m-%dT%H:%M:%S+00:00}", fmt::gmtime(now))},
                         {"version", front.card().software_version},
-                        {"loads", Json(Json::Array{Json(Load(front.engine().stats()))})}})));
+                        {"loads", Json(Json::Array{Json(Load(front))})}})));
 }
 
 void ShowMetrics(Front& front, const RequestPtr&, const ExchangePtr& exchange) {

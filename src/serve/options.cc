@@ -133,6 +133,11 @@ void AddUpdateOptions(CLI::App& app, Options& options) {
                  "Address of this host at which such trainers reach it (default: the rank's)");
   app.add_option("--engine-info-bootstrap-port", options.engine_info_bootstrap_port,
                  "Port of a server of its own that says where they write (default: none)");
+  app.add_flag(
+      "--enable-weights-cpu-backup", options.weights_backup,
+      "Keep the weights in a file while /release_memory_occupation gives their memory back");
+  app.add_option("--weights-backup-dir", options.weights_backup_directory,
+                 "Directory of that file, on a disk and not in memory (default: /var/tmp)");
 }
 
 void AddRankOptions(CLI::App& app, Options& options) {
@@ -243,6 +248,10 @@ quant::Fp8Scales Fp8ScalesOf(const Options& options) {
   return quant::Fp8Scales::kAuto;
 }
 
+std::string BackupDirectoryOf(const Options& options) {
+  return options.weights_backup ? options.weights_backup_directory : "";
+}
+
 base::Json OptionsJson(const Options& options) {
   using base::Json;
   const auto list = [](const std::vector<std::string>& texts) {
@@ -276,6 +285,8 @@ base::Json OptionsJson(const Options& options) {
       {"undo_memory", options.undo_memory == kUnlimited ? Json() : Json(options.undo_memory)},
       {"p2p", options.p2p},
       {"engine_info_bootstrap_port", std::uint64_t{options.engine_info_bootstrap_port}},
+      {"enable_weights_cpu_backup", options.weights_backup},
+      {"weights_backup_dir", options.weights_backup_directory},
       {"tp_size", std::uint64_t{options.tp}},
       {"ep_size", std::uint64_t{options.ep}},
       {"pp_size", std::uint64_t{1}},

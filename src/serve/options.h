@@ -61,6 +61,9 @@ struct Options {
   std::uint16_t engine_info_bootstrap_port = 0;  // 0: none
   std::string
       seed_from;  // URL of a running engine that gives the weights; empty: read from `model`
+  // Released memory of the weights.
+  bool weights_backup = false;
+  std::string weights_backup_directory = "/var/tmp";
   // The ranks of the engine (docs/guide/several-hosts.md).
   std::uint32_t tp = 1;  // ranks, over all nodes
   std::uint32_t ep = 1;  // groups of ranks among which experts are divided
@@ -84,6 +87,9 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
 std::chrono::milliseconds Milliseconds(double seconds);
 
 quant::Fp8Scales Fp8ScalesOf(const Options& options);
+
+// Empty: there is no backup.
+std::string BackupDirectoryOf(const Options& options);
 
 // For /server_info: the options by the names that SGLang's clients know; no keys.
 base::Json OptionsJson(const Options& options);

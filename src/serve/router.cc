@@ -187,6 +187,7 @@ void AddAllRoutes(Router& router, Front& front) {
   AddGenerateRoute(router, front);
   AddOpenAiRoutes(router, front);
   AddControlRoutes(router, front);
+  AddMemoryRoutes(router, front);
   AddWeightRoutes(router, front);
   AddSessionRoutes(router, front);
   AddTensorRoutes(router, front);

@@ -66,6 +66,7 @@ void AddInfoRoutes(Router& router, Front& front);     // info.cc
 void AddGenerateRoute(Router& router, Front& front);  // generate.cc
 void AddOpenAiRoutes(Router& router, Front& front);   // openai_routes.cc
 void AddControlRoutes(Router& router, Front& front);  // control.cc
+void AddMemoryRoutes(Router& router, Front& front);   // memory_routes.cc
 void AddWeightRoutes(Router& router, Front& front);   // weight_routes.cc
 void AddSessionRoutes(Router& router, Front& front);  // session_routes.cc
 void AddTensorRoutes(Router& router, Front& front);   // tensor_routes.cc

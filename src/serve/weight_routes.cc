@@ -73,10 +73,11 @@ http::Response UpdateFailure(const base::Error& error) {
       400);
 }
 
-// Is exactly this version live? Not during a session, nor after an update that failed half-way.
+// Is exactly this version live? Not during a session, nor after an update that failed half-way, nor
+// without memory.
 bool IsLive(const Front& front, const DiskUpdate& update, const std::string& fingerprint) {
   const update::SessionState session = front.weights().session();
-  if (session.open || session.incomplete) return false;
+  if (session.open || session.incomplete || session.released.weights) return false;
   const std::optional<LoadedVersion> loaded = front.loaded();
   return loaded && update.weight_version && loaded->path == update.path &&
          loaded->label == *update.weight_version && loaded->fingerprint == fingerprint &&

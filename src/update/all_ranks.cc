@@ -153,6 +153,24 @@ Result<Names> AllRanks::Drop() {
   return lost;
 }
 
+Result<Names> AllRanks::AddNames(Result<Names> own, const Answers& answers) const {
+  if (!own && others_.any()) return base::Annotate(own.error(), RankText(0, host_));
+  if (own) SYNCLINE_TRY(AddTexts(answers, *own));
+  return own;
+}
+
+Result<Names> AllRanks::Release() {
+  std::future<Answers> asked = others_.Ask(kRelease, {});
+  Result<Names> own = own_.Release();
+  return AddNames(std::move(own), asked.get());
+}
+
+Result<Names> AllRanks::Resume() {
+  std::future<Answers> asked = others_.Ask(kResume, {});
+  Result<Names> own = own_.Resume();
+  return AddNames(std::move(own), asked.get());
+}
+
 Result<Names> AllRanks::Commit() {
   std::future<Answers> asked = others_.Command(kCommit, {});
   Names lost = own_.Commit();

@@ -44,8 +44,12 @@ class AllRanks {
   // By rank.
   base::Result<std::vector<WindowInfo>> Offer();
   base::Status Open();
-  // Names of the parameters that are lost.
+  // Names of the tensors that are lost.
   base::Result<std::vector<std::string>> Drop();
+  // The same, as RankWeights::Release and Resume. Where a rank fails those that have not must be
+  // told the contrary.
+  base::Result<std::vector<std::string>> Release();
+  base::Result<std::vector<std::string>> Resume();
   // On any of them.
   base::Result<bool> MayWriteInPlace();
   // The same, as far as it was asked before.
@@ -56,6 +60,8 @@ class AllRanks {
   base::Status DeriveLive();
 
  private:
+  base::Result<std::vector<std::string>> AddNames(base::Result<std::vector<std::string>> own,
+                                                  const Answers& answers) const;
   base::Result<Staged> AddUp(const base::Result<Staged>& own, const Answers& answers) const;
 
   base::Result<Staged> ReceiveOwn(const TensorUpdate& update, Selector selector);

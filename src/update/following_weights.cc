@@ -37,6 +37,11 @@ Result<Payload> EncodeResult(const Result<T>& result) {
   return Encode(*result);
 }
 
+Result<Payload> EncodeNames(const Result<std::vector<std::string>>& names) {
+  if (!names) return std::unexpected(names.error());
+  return EncodeTexts(*names);
+}
+
 Result<Payload> NoContent(const base::Status& status) {
   if (!status) return std::unexpected(status.error());
   return Payload();
@@ -129,6 +134,10 @@ Result<Payload> Weights::Work(const Message& message) {
       return EncodeTexts(weights_.Drop());
     case kMayWrite:
       return EncodeNumber(weights_.may_write_in_place() ? 1 : 0);
+    case kRelease:
+      return EncodeNames(weights_.Release());
+    case kResume:
+      return EncodeNames(weights_.Resume());
     case kSnapshot: {
       SYNCLINE_ASSIGN(const CheckMessage check, DecodeCheckMessage(message.payload));
       return NoContent(weights_.Snapshot(check.selector));

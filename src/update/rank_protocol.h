@@ -15,8 +15,10 @@
 //   kSeedSend    work      text name of the group        text: hash of what was sent
 //   kSeedReceive work      text name of the group        text: hash of what came
 //   kSeedClose   work      text name of the group        none
-//   kDrop        work      none                          texts: names of parameters that are lost
+//   kDrop        work      none                          texts: names of tensors that are lost
 //   kMayWrite    work      none                          u64: may an update write in place
+//   kRelease     work      none                          texts: names of tensors that are lost
+//   kResume      work      none                          texts: the same
 //   kSnapshot    work      CheckMessage                  none
 //   kPull        work      PullRequest                   PullOutcome
 //   kCancel      work      none                          none: work ends, for good
@@ -24,7 +26,7 @@
 //   kLeaveGroup    work    LeaveGroup                    none
 //   kReceiveGroup  work    ReceiveGroup                  none
 //   kForget        work    u64 ticket                    none: what came under it is not wanted
-//   kCommit      command   none                          texts: names of parameters that are lost
+//   kCommit      command   none                          texts: names of tensors that are lost
 //   kDeriveLive  command   none                          none
 //   kReset       command   CheckMessage                  none
 //   kPutBack     command   CheckMessage                  texts: names of parameters
@@ -62,6 +64,8 @@ enum RankMessage : std::uint32_t {
   kSeedReceive,
   kDrop,
   kMayWrite,
+  kRelease,
+  kResume,
   kSnapshot,
   kPull,
   kCancel,

@@ -520,7 +520,7 @@ TEST_F(SessionsTest, BR34AFailureInPlaceRefusesToGenerateUntilAllHasComeAnew) {
   ASSERT_OK(Send(One("a.weight", 3)));
   ASSERT_OK(End(/*abort=*/true));
   ASSERT_TRUE(weights_->session().incomplete);
-  EXPECT_THAT(*weights_->session().incomplete, HasSubstr("ab.weight"));
+  EXPECT_THAT(*weights_->session().incomplete, HasSubstr("a.weight, b.weight"));
   engine::Client client;
   EXPECT_ERROR(engine_->Submit(MakeRequest("refused", {4, 5}, 3), client.sink()),
                Code::kUnavailable, "incomplete update");

@@ -17,7 +17,7 @@
 // Invariants: between two steps all ranks hold the live bytes of the same version, because a step
 // and a commit are in one order on all of them. What failed before 2 has changed nothing that is
 // live, but what was written in place: then the engine refuses to generate until that has been
-// written anew.
+// written anew. So it does with weights that were released (memory.cc).
 #include "update/updates.h"
 
 #include <fmt/format.h>
@@ -119,30 +119,48 @@ Status Updates::Undo() {
   return Settle(std::move(lost), {});
 }
 
-// Lets the engine go on, unless something is lost or waits, or a session is writing in place.
+std::optional<std::string> Updates::WhyIncomplete() const {
+  if (lost_.empty()) return std::nullopt;
+  const std::string names = layout::FirstNamesText(lost_);
+  if (!discarded_) {
+    return fmt::format(
+        "incomplete update: {} tensors lie in what an update that failed has written, and must be "
+        "written anew: {}",
+        lost_.size(), names);
+  }
+  return fmt::format(
+      "incomplete update: the weights were released{}, and {} tensors must be sent again: {}",
+      state().released.weights ? " and not resumed yet" : "", lost_.size(), names);
+}
+
+Hold Updates::HoldNow() const {
+  const SessionState now = state();
+  // Who released the weights is about to send new ones; those who wait for them may.
+  if (now.incomplete) return discarded_ ? Hold::kShut : Hold::kRefuse;
+  if (now.awaiting) return Hold::kRefuse;
+  const bool released = now.released.kv_cache || now.released.weights;
+  if (!now.pending.empty() || released) return Hold::kWait;
+  // A session that may write in place keeps the engine held until its end.
+  const bool writes = now.open && sync_base_ && ranks_.known_to_write_in_place();
+  return held_ && writes ? Hold::kWait : Hold::kNone;
+}
+
+// Lets the engine go on, unless something is lost, released or waits, or a session is writing in
+// place.
 Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::string>& pending) {
   // Ranks lose the same parameters, each its part.
   std::ranges::sort(lost);
   const auto twice = std::ranges::unique(lost);
   lost.erase(twice.begin(), twice.end());
   lost_ = std::move(lost);
-  std::optional<std::string> incomplete;
-  if (!lost_.empty()) {
-    incomplete = fmt::format(
-        "incomplete update: {} parameters hold parts of an update that failed, and must be "
-        "written anew: {}",
-        lost_.size(), layout::FirstNamesText(lost_));
-  }
+  discarded_ = discarded_ && !lost_.empty();
+  const std::optional<std::string> incomplete = WhyIncomplete();
   ChangeState([&](SessionState& state) {
     state.incomplete = incomplete;
     state.pending = pending;
   });
-  // A session that may write in place keeps the engine held until its end.
-  const bool writes = state().open && sync_base_ && ranks_.known_to_write_in_place();
-  Hold hold = held_ && writes ? Hold::kWait : Hold::kNone;
-  if (!pending.empty()) hold = Hold::kWait;
   const bool awaiting = state().awaiting;
-  if (incomplete || awaiting) hold = Hold::kRefuse;
+  const Hold hold = HoldNow();
   if (hold == Hold::kNone && !held_) return {};
   held_ = hold != Hold::kNone;
   const std::string reason = incomplete.value_or(
@@ -180,10 +198,16 @@ Status Updates::CheckFlush(bool flush) const {
   return engine::FlushRefused(stats.running);
 }
 
+Status Updates::CheckMemory() const {
+  if (!state().released.weights) return {};
+  return Fail(Code::kOutOfOrder, kWeightsReleased);
+}
+
 // ---- checkpoints ----
 
 Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
   Touch();
+  SYNCLINE_TRY(CheckMemory());
   SYNCLINE_TRY(CheckFlush(update.flush_cache));
   SYNCLINE_ASSIGN(const bool in_place, ranks_.MayWriteInPlace());
   const Clock::time_point begin = Clock::now();
@@ -247,6 +271,7 @@ Status Updates::OpenForWrites() {
 Status Updates::Begin(const BeginRequest& request) {
   Touch();
   if (options_.sessions == SessionRule::kIgnored) return {};
+  SYNCLINE_TRY(CheckMemory());
   const SessionState now = state();
   if (now.open && (now.selector != request.selector || sync_base_ != request.sync_base)) {
     return Fail(Code::kOutOfOrder,
@@ -363,6 +388,7 @@ Status Updates::CheckPayloads(const TensorUpdate& update) const {
 
 // The selector of an update: that of the session, if it names none.
 Result<Selector> Updates::CheckSession(const TensorUpdate& update) const {
+  SYNCLINE_TRY(CheckMemory());
   const SessionState now = state();
   if (!now.open) {
     if (options_.sessions != SessionRule::kRequired || !update.endpoints.empty())

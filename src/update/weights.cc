@@ -45,6 +45,7 @@ class LiveWeights : public Weights {
         own_(files, AllRunners(model, options_.drafts),
              {.launch_path = options_.launch_path,
               .undo_memory = options_.undo_memory,
+              .backup_directory = options_.backup_directory,
               .p2p = options_.p2p},
              cancel_),
         engine_(engine),
@@ -144,6 +145,17 @@ class LiveWeights : public Weights {
     });
   }
   SessionState session() const override { return changes_.state(); }
+
+  void ReleaseMemory(MemoryParts parts, std::function<void(Status)> done) override {
+    updates_.Post([this, parts, done = std::move(done)] {
+      done(Run([&] { return changes_.ReleaseMemory(parts); }));
+    });
+  }
+  void ResumeMemory(MemoryParts parts, std::function<void(Status)> done) override {
+    updates_.Post([this, parts, done = std::move(done)] {
+      done(Run([&] { return changes_.ResumeMemory(parts); }));
+    });
+  }
 
   void Pull(PullRequest request, std::function<void(std::vector<HostPull>)> done) override {
     pulls_.Post([this, request = std::move(request), done = std::move(done)] {

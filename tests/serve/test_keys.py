@@ -52,6 +52,8 @@ ROUTES: dict[str, tuple[str, list[str]]] = {
     "/init_weights_send_group_for_remote_instance": (OPTIONAL, ["POST"]),
     "/send_weights_to_remote_instance": (OPTIONAL, ["POST"]),
     "/seed_info": (OPTIONAL, ["GET"]),
+    "/release_memory_occupation": (OPTIONAL, ["GET", "POST"]),
+    "/resume_memory_occupation": (OPTIONAL, ["GET", "POST"]),
     "/update_weights_from_tensor_raw": (OPTIONAL, ["POST"]),
     "/post_process_weights": (OPTIONAL, ["POST"]),
     "/weights_checker": (OPTIONAL, ["GET", "POST"]),
