@@ -117,8 +117,8 @@ TEST_F(PathRulesTest, RequestsThatNameWhatIsInside) {
                      one + "\"}")
                 .status,
             200);
-  EXPECT_THAT(weights_.calls(), ElementsAre("update " + one + " - true",
-                                            "pull s3://bucket/runs/7 " + one + " 1"));
+  EXPECT_THAT(weights_.calls(),
+              ElementsAre("update " + one + " - true", "pull s3://bucket/runs/7 " + one + " 1"));
 }
 
 TEST_F(PathRulesTest, ARefusedUpdateAbortsNothing) {
