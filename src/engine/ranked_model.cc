@@ -51,6 +51,7 @@ class RankedModel : public model::Model {
   }
   Status ReserveKv(std::uint32_t blocks) override;
   Status Forward(const model::Batch& batch, std::span<float> logits) override;
+  std::span<const std::int32_t> chosen_experts() const override { return own_->chosen_experts(); }
   double CollectiveSeconds() const override { return own_->CollectiveSeconds(); }
 
  private:

@@ -17,14 +17,14 @@ base::Result<Parameters> Parameters::Create(const layout::Plan& plan, const quan
   std::vector<std::uint64_t> sizes = quant::Units::SlotBytes(plan, units);
   std::uint64_t total = 0;
   for (const std::uint64_t size : sizes) total += AlignUp(size);
-  SYNCLINE_ASSIGN(Arena live, Arena::Create("syncline-weights", total));
+  SYNCLINE_ASSIGN(base::Arena live, base::Arena::Create("syncline-weights", total));
   Parameters parameters(std::move(live));
   parameters.sizes_ = std::move(sizes);
   parameters.live_ = parameters.Slots(parameters.live_arena_);
   return parameters;
 }
 
-std::vector<base::MutableByteSpan> Parameters::Slots(const Arena& arena) const {
+std::vector<base::MutableByteSpan> Parameters::Slots(const base::Arena& arena) const {
   std::vector<base::MutableByteSpan> slots;
   std::uint64_t offset = 0;
   for (const std::uint64_t size : sizes_) {
@@ -37,7 +37,7 @@ std::vector<base::MutableByteSpan> Parameters::Slots(const Arena& arena) const {
 base::Result<std::span<const base::MutableByteSpan>> Parameters::Staging() {
   if (!staging_arena_) {
     SYNCLINE_ASSIGN(staging_arena_,
-                    Arena::CreateEmpty("syncline-staging", live_arena_.bytes().size()));
+                    base::Arena::CreateEmpty("syncline-staging", live_arena_.bytes().size()));
     staging_ = Slots(*staging_arena_);
     reserved_.assign(staging_.size(), false);
   }

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "layout/plan.h"
-#include "model/arena.h"
+#include "base/arena.h"
 #include "quant/units.h"
 
 namespace syncline::model {
@@ -45,12 +45,12 @@ class Parameters {
   std::uint64_t bytes() const { return live_arena_.bytes().size(); }
 
  private:
-  explicit Parameters(Arena live) : live_arena_(std::move(live)) {}
-  std::vector<base::MutableByteSpan> Slots(const Arena& arena) const;
+  explicit Parameters(base::Arena live) : live_arena_(std::move(live)) {}
+  std::vector<base::MutableByteSpan> Slots(const base::Arena& arena) const;
 
   std::vector<std::uint64_t> sizes_;
-  Arena live_arena_;
-  std::optional<Arena> staging_arena_;
+  base::Arena live_arena_;
+  std::optional<base::Arena> staging_arena_;
   std::vector<base::MutableByteSpan> live_;
   std::vector<base::MutableByteSpan> staging_;
   std::vector<bool> reserved_;  // by parameter, in the second arena

@@ -68,7 +68,8 @@ int FollowRank(const Options& options, RankSetting setting) {
   base::FileSystem& files = *rooted ? **rooted : base::FileSystem::Posix();
   auto weights = update::FollowingWeights::Create(
       files, {{.role = "", .model = model->get()}}, follower,
-      {.launch_path = options.model, .rank = own, .undo_memory = options.undo_memory});
+      {.launch_path = options.model, .rank = own, .undo_memory = options.undo_memory},
+      Milliseconds(options.transfer_timeout));
   const base::Status done = engine::FollowCommands(
       follower, **model, [&](ranks::Message message) { weights->OnCommand(std::move(message)); });
   if (!done) give_up(done.error());

@@ -31,6 +31,7 @@ struct ModelCard {
   std::vector<std::string> architectures;
   base::Json arguments = base::Json(base::Json::Object{});  // an object: start-up options by name
   std::string software_version;
+  std::vector<std::string> device_uuids;  // by rank
 };
 
 // All must outlive the last request. `tokenizer` may be null.

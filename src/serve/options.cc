@@ -132,6 +132,13 @@ void AddUpdateOptions(CLI::App& app, Options& options) {
                  "Seconds without a message after which a session is undone; 0 waits for ever "
                  "(default: 0)")
       ->check(CLI::Range(0.0, 30.0 * 86400));
+  app.add_flag("--checkpoint-engine-wait-weights-before-ready", options.await_weights,
+               "Generate nothing, and be unready, until the first update of the weights");
+  app.add_option(
+         "--transfer-timeout", options.transfer_timeout,
+         "Seconds until a group of a trainer's processes must have come together, and that a "
+         "transfer past HTTP may take (default: 300)")
+      ->check(CLI::Range(0.1, 30.0 * 86400));
   AddBytes(app, "--undo-memory", options.undo_memory,
            "Bytes on each rank in which a session keeps what it has received, as 8G; what goes "
            "beyond is written in place and cannot be undone (default: no limit)");
@@ -233,6 +240,10 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
   return line;
 }
 
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
 quant::Fp8Scales Fp8ScalesOf(const Options& options) {
   if (options.fp8_scales == "fp32") return quant::Fp8Scales::kFp32;
   if (options.fp8_scales == "ue8m0") return quant::Fp8Scales::kUe8m0;
@@ -269,10 +280,12 @@ base::Json OptionsJson(const Options& options) {
       {"max_queued_requests", options.max_queued_requests == 0
                                   ? Json()
                                   : Json(std::uint64_t{options.max_queued_requests})},
+      {"checkpoint_engine_wait_weights_before_ready", options.await_weights},
       {"allowed_roots", list(options.allowed_roots)},
       {"allowed_sources", list(options.allowed_sources)},
       {"session", options.session},
       {"session_timeout", options.session_timeout},
+      {"transfer_timeout", options.transfer_timeout},
       {"undo_memory", options.undo_memory == kUnlimited ? Json() : Json(options.undo_memory)},
       {"tp_size", std::uint64_t{options.tp}},
       {"ep_size", std::uint64_t{options.ep}},

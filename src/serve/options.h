@@ -1,6 +1,7 @@
 // The command line of syncline-engine.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -56,9 +57,11 @@ struct Options {
   double idle_timeout = 300;              // seconds
   std::uint32_t max_queued_requests = 0;  // that wait for their turn; 0: no limit
   bool exit_with_parent = false;          // also when standard input ends
+  bool await_weights = false;             // unready until the first update
   // Updates from tensors (docs/http.md).
   std::string session = "optional";        // or "required", "ignored"
   double session_timeout = 0;              // seconds without a message; 0: none
+  double transfer_timeout = 300;           // seconds; of joining groups, and of transfers past HTTP
   std::uint64_t undo_memory = kUnlimited;  // bytes, of each rank
   // The ranks of the engine (docs/guide/several-hosts.md).
   std::uint32_t tp = 1;  // ranks, over all nodes
@@ -79,6 +82,8 @@ struct CommandLine {
 // kInvalidArgument says what is wrong and how to get help.
 base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
                                            const std::string& version);
+
+std::chrono::milliseconds Milliseconds(double seconds);
 
 quant::Fp8Scales Fp8ScalesOf(const Options& options);
 

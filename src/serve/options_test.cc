@@ -118,10 +118,13 @@ TEST(OptionsTest, UpdatesFromTensors) {
   ASSERT_OK_AND_ASSIGN(const CommandLine plain, ParseCommandLine({"--model", "/m"}, "1"));
   EXPECT_EQ(plain.options.session, "optional");
   EXPECT_EQ(plain.options.session_timeout, 0);
+  EXPECT_FALSE(plain.options.await_weights);
   EXPECT_EQ(plain.options.undo_memory, kUnlimited);
   EXPECT_EQ(plain.options.max_body, std::uint64_t{4} << 30);
-  EXPECT_THAT(ToText(OptionsJson(plain.options)),
-              HasSubstr(R"("session":"optional","session_timeout":0,"undo_memory":null)"));
+  EXPECT_THAT(
+      ToText(OptionsJson(plain.options)),
+      HasSubstr(
+          R"("session":"optional","session_timeout":0,"transfer_timeout":300,"undo_memory":null)"));
   ASSERT_OK_AND_ASSIGN(
       const CommandLine line,
       ParseCommandLine({"--model", "/m", "--session", "required", "--session-timeout", "0.5",

@@ -158,6 +158,8 @@ void AddAllRoutes(Router& router, Front& front) {
   AddWeightRoutes(router, front);
   AddSessionRoutes(router, front);
   AddTensorRoutes(router, front);
+  AddGroupRoutes(router, front);
+  AddIpcRoute(router, front);
   AddCheckerRoute(router, front);
   AddExportRoutes(router, front);
   AddDigestRoute(router, front);

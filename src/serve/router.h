@@ -67,6 +67,8 @@ void AddControlRoutes(Router& router, Front& front);  // control.cc
 void AddWeightRoutes(Router& router, Front& front);   // weight_routes.cc
 void AddSessionRoutes(Router& router, Front& front);  // session_routes.cc
 void AddTensorRoutes(Router& router, Front& front);   // tensor_routes.cc
+void AddGroupRoutes(Router& router, Front& front);    // group_routes.cc
+void AddIpcRoute(Router& router, Front& front);       // ipc_route.cc
 void AddCheckerRoute(Router& router, Front& front);   // checker_route.cc
 void AddExportRoutes(Router& router, Front& front);   // export_routes.cc
 void AddDigestRoute(Router& router, Front& front);    // digest_route.cc

@@ -25,6 +25,7 @@
 #include "engine/ranked_model.h"
 #include "http/server.h"
 #include "model/model.h"
+#include "serve/device_uuids.h"
 #include "serve/exposure.h"
 #include "serve/router.h"
 #include "serve/stop_signal.h"
@@ -155,11 +156,12 @@ update::SessionRule SessionRuleOf(const Options& options) {
 }
 
 update::Weights::Options ToWeightsOptions(const Options& options, const Loaded& loaded) {
-  update::Weights::Options weights = {
-      .launch_path = options.model,
-      .sessions = SessionRuleOf(options),
-      .undo_memory = options.undo_memory,
-      .session_timeout = milliseconds(static_cast<std::int64_t>(options.session_timeout * 1000))};
+  update::Weights::Options weights = {.launch_path = options.model,
+                                      .sessions = SessionRuleOf(options),
+                                      .await_weights = options.await_weights,
+                                      .undo_memory = options.undo_memory,
+                                      .session_timeout = Milliseconds(options.session_timeout),
+                                      .transfer_timeout = Milliseconds(options.transfer_timeout)};
   if (loaded.ranks) {
     weights.leader = loaded.ranks->leader.get();
     weights.host = loaded.ranks->host;
@@ -167,7 +169,8 @@ update::Weights::Options ToWeightsOptions(const Options& options, const Loaded& 
   return weights;
 }
 
-Status Load(const Options& options, const RankSetting& setting, Loaded& loaded, Front& front) {
+Status Load(const Options& options, const RankSetting& setting, std::uint16_t port, Loaded& loaded,
+            Front& front) {
   SYNCLINE_TRY(StartTokenizer(options, loaded));  // first: the helper starts meanwhile
   SYNCLINE_TRY(FormRanks(options, setting, loaded, front));
   SYNCLINE_TRY(LoadModel(options, setting, loaded));
@@ -178,16 +181,19 @@ Status Load(const Options& options, const RankSetting& setting, Loaded& loaded, 
                                         options.weight_version));
   loaded.weights = update::Weights::Create(front.paths.files(), *loaded.engine, *loaded.model,
                                            ToWeightsOptions(options, loaded));
-  front.SetReady({.engine = loaded.engine.get(),
-                  .weights = loaded.weights.get(),
-                  .tokenizer = loaded.tokenizer.get(),
-                  .vocabulary = &loaded.vocabulary},
-                 {.served_name = options.served_model_name,
-                  .tokenizer_path = options.tokenizer,
-                  .model_type = config.model_type,
-                  .architectures = config.architectures,
-                  .arguments = OptionsJson(options),
-                  .software_version = SYNCLINE_VERSION});
+  front.SetReady(
+      {.engine = loaded.engine.get(),
+       .weights = loaded.weights.get(),
+       .tokenizer = loaded.tokenizer.get(),
+       .vocabulary = &loaded.vocabulary},
+      {.served_name = options.served_model_name,
+       .tokenizer_path = options.tokenizer,
+       .model_type = config.model_type,
+       .architectures = config.architectures,
+       .arguments = OptionsJson(options),
+       .software_version = SYNCLINE_VERSION,
+       .device_uuids = DeviceUuids(base::ReadKernelText("/proc/sys/kernel/random/boot_id"),
+                                   options.host, port, setting.placement.group.size)});
   return {};
 }
 
@@ -212,7 +218,7 @@ bool WaitForQuiet(const Front& front, milliseconds limit) {
 }
 
 void FinishRequests(const Options& options, Front& front) {
-  const milliseconds limit(static_cast<std::int64_t>(options.shutdown_timeout * 1000));
+  const milliseconds limit = Milliseconds(options.shutdown_timeout);
   WaitForQuiet(front, limit);
   front.engine().Stop();     // what is left gets its 503
   front.weights().Cancel();  // and updates and pulls theirs
@@ -270,7 +276,7 @@ int ServeModel(const Options& options, const RankSetting& setting) {
   Status outcome;
   std::atomic<bool> loading = true;
   std::thread loader([&] {
-    outcome = Load(options, setting, *loaded, *front);
+    outcome = Load(options, setting, (*server)->port(), *loaded, *front);
     loading = false;
     if (!outcome) return StopSignal::Raise();
     SayReady(options, (*server)->port());

@@ -29,9 +29,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/child_process.h"
 #include "base/log.h"
 #include "text/byte_queue.h"
-#include "text/child_process.h"
 #include "text/tokenizer_messages.h"
 
 namespace syncline::text {
@@ -157,7 +157,7 @@ class Supervisor final : public TokenizerProcess {
   void StartIfDue() {
     if (child_ || (started_ && (waiting_.empty() || steady_clock::now() < NextStart()))) return;
     started_ = steady_clock::now();
-    Result<ChildProcess> child = ChildProcess::Spawn(options_.command);
+    Result<base::ChildProcess> child = base::ChildProcess::Spawn(options_.command);
     if (!child) return FailWaiting(child.error().message);
     child_.emplace(*std::move(child));
     pid_ = child_->pid();
@@ -301,7 +301,7 @@ class Supervisor final : public TokenizerProcess {
 
   Requests waiting_;
   Requests in_flight_;
-  std::optional<ChildProcess> child_;
+  std::optional<base::ChildProcess> child_;
   std::optional<Time> started_;  // the last start
   bool is_ready_ = false;
   ByteQueue input_;  // for the helper, not yet written

@@ -118,8 +118,9 @@ class Rank {
            .group = {.rank = rank, .size = kRanks, .node_rank = rank / 2, .nodes = 2}});
       ASSERT_OK(joined);
       follower_ = *std::move(joined);
-      auto weights = FollowingWeights::Create(files, {{.role = "", .model = &model}}, *follower_,
-                                              {.launch_path = launch, .rank = rank});
+      auto weights =
+          FollowingWeights::Create(files, {{.role = "", .model = &model}}, *follower_,
+                                   {.launch_path = launch, .rank = rank}, std::chrono::seconds(20));
       joined_.count_down();
       // Why it ended is what the tests look at on rank 0.
       std::ignore = engine::FollowCommands(*follower_, model, [&](ranks::Message message) {

@@ -7,14 +7,14 @@
 
 #include "base/error.h"
 
-namespace syncline::text {
+namespace syncline::base {
 
 // Not thread-safe. The child has its own process group, default signal handling and standard error
 // of ours, and inherits no other descriptor. No other child inherits our ends of its pipes.
 class ChildProcess {
  public:
   // `command`: the program, looked up in PATH, and its arguments.
-  static base::Result<ChildProcess> Spawn(const std::vector<std::string>& command);
+  static Result<ChildProcess> Spawn(const std::vector<std::string>& command);
 
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&&) = delete;
@@ -37,4 +37,4 @@ class ChildProcess {
   int output_ = -1;
 };
 
-}  // namespace syncline::text
+}  // namespace syncline::base

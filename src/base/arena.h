@@ -9,24 +9,24 @@
 #include "base/bytes.h"
 #include "base/error.h"
 
-namespace syncline::model {
+namespace syncline::base {
 
 class Arena {
  public:
   // All bytes are zero. `name` is seen in /proc. kNoSpace where the system does not give that much.
-  static base::Result<Arena> Create(const std::string& name, std::uint64_t bytes);
+  static Result<Arena> Create(const std::string& name, std::uint64_t bytes);
   // Takes addresses and no memory: nothing may be touched that is not reserved.
-  static base::Result<Arena> CreateEmpty(const std::string& name, std::uint64_t bytes);
+  static Result<Arena> CreateEmpty(const std::string& name, std::uint64_t bytes);
 
   // Takes memory for a range. kNoSpace.
-  base::Status Reserve(std::uint64_t offset, std::uint64_t bytes);
+  Status Reserve(std::uint64_t offset, std::uint64_t bytes);
   // Gives the whole pages of a range back; they are zero when they are reserved again.
   void Release(std::uint64_t offset, std::uint64_t bytes);
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
   ~Arena();
 
-  base::MutableByteSpan bytes() const { return {data_, size_}; }
+  MutableByteSpan bytes() const { return {data_, size_}; }
   int descriptor() const { return descriptor_; }
 
  private:
@@ -38,4 +38,4 @@ class Arena {
   std::string what_;  // for messages
 };
 
-}  // namespace syncline::model
+}  // namespace syncline::base

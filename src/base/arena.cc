@@ -1,4 +1,4 @@
-#include "model/arena.h"
+#include "base/arena.h"
 
 #include <fcntl.h>
 #include <fmt/core.h>
@@ -9,20 +9,20 @@
 #include <cerrno>
 #include <utility>
 
-namespace syncline::model {
+namespace syncline::base {
 
-base::Result<Arena> Arena::Create(const std::string& name, std::uint64_t bytes) {
+Result<Arena> Arena::Create(const std::string& name, std::uint64_t bytes) {
   SYNCLINE_ASSIGN(Arena arena, CreateEmpty(name, bytes));
   SYNCLINE_TRY(arena.Reserve(0, arena.size_));
   return arena;
 }
 
 // Reserved, not only sized: memory that is not there is an error here and not a signal later.
-base::Status Arena::Reserve(std::uint64_t offset, std::uint64_t bytes) {
+Status Arena::Reserve(std::uint64_t offset, std::uint64_t bytes) {
   const int error =
       posix_fallocate(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   if (error == 0) return {};
-  return base::FailErrno(error, fmt::format("{}: reserving {}", what_, base::HumanBytes(bytes)));
+  return FailErrno(error, fmt::format("{}: reserving {}", what_, HumanBytes(bytes)));
 }
 
 void Arena::Release(std::uint64_t offset, std::uint64_t bytes) {
@@ -35,18 +35,18 @@ void Arena::Release(std::uint64_t offset, std::uint64_t bytes) {
                               static_cast<off_t>(begin), static_cast<off_t>(end - begin)));
 }
 
-base::Result<Arena> Arena::CreateEmpty(const std::string& name, std::uint64_t bytes) {
+Result<Arena> Arena::CreateEmpty(const std::string& name, std::uint64_t bytes) {
   Arena arena;
-  arena.what_ = fmt::format("{} of {}", name, base::HumanBytes(bytes));
+  arena.what_ = fmt::format("{} of {}", name, HumanBytes(bytes));
   const std::string& what = arena.what_;
   arena.descriptor_ = memfd_create(name.c_str(), MFD_CLOEXEC);
-  if (arena.descriptor_ < 0) return base::FailErrno(errno, what);
+  if (arena.descriptor_ < 0) return FailErrno(errno, what);
   const std::uint64_t size = std::max<std::uint64_t>(bytes, 1);
   if (ftruncate(arena.descriptor_, static_cast<off_t>(size)) != 0) {
-    return base::FailErrno(errno, what);
+    return FailErrno(errno, what);
   }
   void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, arena.descriptor_, 0);
-  if (data == MAP_FAILED) return base::FailErrno(errno, what);
+  if (data == MAP_FAILED) return FailErrno(errno, what);
   arena.data_ = static_cast<std::byte*>(data);
   arena.size_ = size;
   return arena;
@@ -71,4 +71,4 @@ Arena::~Arena() {
   if (descriptor_ >= 0) close(descriptor_);
 }
 
-}  // namespace syncline::model
+}  // namespace syncline::base

@@ -1,4 +1,4 @@
-#include "text/child_process.h"
+#include "base/child_process.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -13,12 +13,9 @@
 
 #include "base/spawn.h"
 
-namespace syncline::text {
+namespace syncline::base {
 namespace {
 
-using base::FailErrno;
-using base::Result;
-using base::Status;
 using std::chrono::steady_clock;
 
 void Close(int& descriptor) {
@@ -112,4 +109,4 @@ void ChildProcess::ClosePipes() {
   Close(output_);
 }
 
-}  // namespace syncline::text
+}  // namespace syncline::base
