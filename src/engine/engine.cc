@@ -208,6 +208,12 @@ Status EngineThread::Submit(Request request, Sink sink) {
     const std::scoped_lock lock(mutex_);
     if (stop_) return Fail(Code::kUnavailable, stop_reason_);
     if (refusal_) return Fail(Code::kUnavailable, *refusal_);
+    // What has not begun to run, also where it has not been looked at yet.
+    const std::size_t queued = ids_.size() - std::min<std::size_t>(ids_.size(), stats_.running);
+    if (options_.max_queued > 0 && queued >= options_.max_queued) {
+      return Fail(Code::kLimitExceeded,
+                  fmt::format("{} requests wait already, which is the limit", queued));
+    }
     if (!ids_.insert(request.id).second) {
       return Fail(Code::kAlreadyExists,
                   fmt::format("rid: a request \"{}\" is running already", request.id));

@@ -50,6 +50,7 @@ struct EngineOptions {
   std::uint32_t prefill_tokens = 512;  // prompt tokens computed in one step
   std::uint32_t max_context = 0;       // 0: what the model was made for, bounded by the KV cache
   std::uint64_t seed = 0;              // of requests that bring none
+  std::uint32_t max_queued = 0;        // requests that wait for their turn; 0: no limit
   bool prefix_cache = true;            // requests share what is computed of the same beginning
   // Also what other weights computed, unless it is flushed. Spans of versions say so.
   bool prefix_cache_across_versions = false;
@@ -104,8 +105,8 @@ class Engine {
   // thread.
 
   // Checks the request and queues it. kInvalidArgument (nothing is queued and the sink is never
-  // called) names the field; kAlreadyExists for an id in use; kUnavailable after the start of
-  // Stop().
+  // called) names the field; kAlreadyExists for an id in use; kLimitExceeded while max_queued
+  // requests wait, for whatever reason; kUnavailable after the start of Stop().
   virtual base::Status Submit(Request request, Sink sink) = 0;
 
   // Ends requests with Finish::kAbort: that id, those whose id starts with it, or all, gated ones

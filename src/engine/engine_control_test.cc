@@ -1,5 +1,8 @@
 // Pauses, aborts, flushes, exclusive commands and versions, with requests in every state.
+#include <fmt/core.h>
 #include <gmock/gmock.h>
+
+#include <array>
 
 #include "engine/engine.h"
 #include "engine/engine_testing.h"
@@ -280,6 +283,35 @@ TEST_F(EngineControlTest, RefusingHoldEndsWhatRunsAndSaysWhyToWhatComes) {
   Client client;
   ASSERT_OK(engine_->Submit(MakeRequest("c", {7, 8}, 3), client.sink()));
   EXPECT_EQ(client.Wait().tokens, FakeModel::Continue({7, 8}, 3));
+}
+
+// What runs does not count; what a pause holds up does, like all that waits.
+TEST_F(EngineControlTest, OnlySoManyRequestsMayWait) {
+  HoldSteps();
+  Start({.max_queued = 2});
+  std::array<Client, 6> clients;
+  const auto submit = [&](std::size_t i) {
+    return engine_->Submit(MakeRequest(fmt::format("r{}", i), {7, 8}, 5), clients.at(i).sink());
+  };
+  ASSERT_OK(submit(0));
+  Allow(2);
+  clients[0].WaitForTokens(2);
+  WaitForHeldStep();
+  ASSERT_OK(submit(1));
+  ASSERT_OK(submit(2));
+  EXPECT_ERROR(submit(3), base::Code::kLimitExceeded, "2 requests wait already");
+  Allow(100);
+  for (std::size_t i = 0; i < 3; ++i) clients.at(i).Wait();
+  ASSERT_OK(Pause(PauseMode::kRetract));
+  ASSERT_OK(submit(3));
+  ASSERT_OK(submit(4));
+  EXPECT_ERROR(submit(5), base::Code::kLimitExceeded, "2 requests wait already");
+  engine_->Abort("r4", Engine::AbortMatch::kExact, "");
+  clients[4].Wait();
+  ASSERT_OK(submit(5));
+  ASSERT_OK(Continue());
+  Allow(100);
+  for (const std::size_t i : {3, 5}) EXPECT_EQ(clients.at(i).Wait().tokens.size(), 5U);
 }
 
 TEST_F(EngineControlTest, FailedWorkLeavesTheLabel) {

@@ -33,6 +33,10 @@ void Call::Run(std::vector<engine::Request> requests) {
     return Reply(400, "rid: \"" + rid + "\" is in use by another request");
   }
   if (const base::Status submitted = Submit(std::move(requests)); !submitted) {
+    // Too many wait: the same request is welcome later.
+    if (submitted.error().code == base::Code::kLimitExceeded) {
+      return Reply(429, submitted.error().message);
+    }
     return Fail(submitted.error());
   }
   if (!options_.stream) return;

@@ -430,5 +430,22 @@ TEST_F(NoTokenizerTest, TextsAreRefusedAndIdsAreFine) {
   }
 }
 
+TEST_F(GenerateTest, TooManyRequestsAreToldToComeAgain) {
+  engine_.submit_status = base::Fail(base::Code::kLimitExceeded, "2 requests wait already");
+  const auto retry = std::pair(std::string("Retry-After"), std::string("1"));
+  for (const char* stream : {"false", "true"}) {
+    const http::Response reply =
+        Post("/generate", std::string(R"({"input_ids":[1],"stream":)") + stream + "}");
+    EXPECT_EQ(reply.status, 429);
+    EXPECT_EQ(reply.body, R"({"error":{"message":"2 requests wait already"}})");
+    EXPECT_THAT(reply.headers, testing::Contains(retry));
+    const http::Response openai =
+        Post("/v1/completions", std::string(R"({"prompt":[1],"stream":)") + stream + "}");
+    EXPECT_EQ(openai.status, 429);
+    EXPECT_EQ(At(ParseReply(openai), "error.type"), "\"rate_limit_error\"");
+    EXPECT_THAT(openai.headers, testing::Contains(retry));
+  }
+}
+
 }  // namespace
 }  // namespace syncline::serve

@@ -51,8 +51,6 @@ void AddServerOptions(CLI::App& app, Options& options) {
   app.add_option("--shutdown-timeout", options.shutdown_timeout,
                  "Seconds that running requests get after SIGTERM (default: 5)")
       ->check(CLI::Range(0.0, 86400.0));
-  AddBytes(app, "--max-body", options.max_body,
-           "Bytes of the largest request, as 2G or 512M (default: 4G)");
   app.add_flag("--exit-with-parent", options.exit_with_parent,
                "End as on SIGTERM when standard input ends: for a program that starts this one");
 }
@@ -69,6 +67,11 @@ void AddAccessOptions(CLI::App& app, Options& options) {
   app.add_option("--admin-api-key", options.admin_api_key, "The same of the other key");
   app.add_flag("--allow-unauthenticated", options.allow_unauthenticated,
                "Let other machines (--host) in without any key");
+  app.add_option("--ssl-certfile", options.ssl_certfile,
+                 "Certificate (PEM, with those that lead to its authority): HTTPS instead of HTTP");
+  app.add_option("--ssl-keyfile", options.ssl_keyfile, "Its private key (PEM)");
+  app.add_option("--ssl-keyfile-password", options.ssl_keyfile_password,
+                 "Password of that file (or the variable SYNCLINE_SSL_KEYFILE_PASSWORD)");
   AddRepeatable(
       app, "--allowed-root", options.allowed_roots,
       "Directory in which all paths of requests must lie, links followed; may be repeated "
@@ -76,6 +79,28 @@ void AddAccessOptions(CLI::App& app, Options& options) {
   AddRepeatable(app, "--allowed-source", options.allowed_sources,
                 "With --allowed-root: what the URL of a store may begin with, as "
                 "s3://bucket/runs; may be repeated (default: no URL)");
+}
+
+void AddLimitOptions(CLI::App& app, Options& options) {
+  constexpr double kDay = 86400;
+  AddBytes(app, "--max-body", options.max_body,
+           "Bytes of the largest request, as 2G or 512M (default: 4G)");
+  AddBytes(app, "--max-header", options.max_header,
+           "Bytes of the headers of a request (default: 64K)");
+  app.add_option("--max-connections", options.max_connections,
+                 "Open connections; more are closed at once (default: 16384)")
+      ->check(CLI::Range(1U, 1U << 20));
+  app.add_option("--header-timeout", options.header_timeout,
+                 "Seconds for the headers of a request, for the handshake of TLS, and for the "
+                 "longest pause inside a body (default: 30)")
+      ->check(CLI::Range(0.1, kDay));
+  app.add_option("--idle-timeout", options.idle_timeout,
+                 "Seconds that a connection may stay open without a request, or that a client may "
+                 "take nothing of its reply (default: 300)")
+      ->check(CLI::Range(0.1, 30 * kDay));
+  app.add_option("--max-queued-requests", options.max_queued_requests,
+                 "Requests for generation that may wait, also for the end of a pause; more are "
+                 "answered 429 (default: no limit)");
 }
 
 void AddEngineOptions(CLI::App& app, Options& options) {
@@ -164,6 +189,9 @@ std::unexpected<base::Error> Refuse(const std::string& what) {
 }
 
 base::Status CheckAccess(const Options& options) {
+  if (options.ssl_certfile.empty() != options.ssl_keyfile.empty()) {
+    return Refuse("--ssl-certfile and --ssl-keyfile: expected both");
+  }
   if (!options.allowed_sources.empty() && options.allowed_roots.empty()) {
     return Refuse("--allowed-source: expected --allowed-root too, without which all is allowed");
   }
@@ -215,6 +243,7 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
   AddModelOptions(app, line.options);
   AddServerOptions(app, line.options);
   AddAccessOptions(app, line.options);
+  AddLimitOptions(app, line.options);
   AddEngineOptions(app, line.options);
   AddUpdateOptions(app, line.options);
   AddRankOptions(app, line.options);
@@ -276,6 +305,14 @@ base::Json OptionsJson(const Options& options) {
       {"disable_radix_cache", options.disable_radix_cache},
       {"prefix_cache_across_versions", options.prefix_cache_across_versions},
       {"max_body", options.max_body},
+      {"max_header", options.max_header},
+      {"ssl_certfile", options.ssl_certfile.empty() ? Json() : Json(options.ssl_certfile)},
+      {"max_connections", std::uint64_t{options.max_connections}},
+      {"header_timeout", options.header_timeout},
+      {"idle_timeout", options.idle_timeout},
+      {"max_queued_requests", options.max_queued_requests == 0
+                                  ? Json()
+                                  : Json(std::uint64_t{options.max_queued_requests})},
       {"checkpoint_engine_wait_weights_before_ready", options.await_weights},
       {"allowed_roots", list(options.allowed_roots)},
       {"allowed_sources", list(options.allowed_sources)},

@@ -39,6 +39,10 @@ struct Options {
   std::string admin_api_key_file;
   Keys keys;
   bool allow_unauthenticated = false;  // to other machines
+  // HTTPS (http/server.h), with the first two; empty: HTTP.
+  std::string ssl_certfile;
+  std::string ssl_keyfile;
+  std::string ssl_keyfile_password;
   // What requests may name (path_rules.h); no root: anything.
   std::vector<std::string> allowed_roots;
   std::vector<std::string> allowed_sources;
@@ -46,10 +50,16 @@ struct Options {
   bool disable_radix_cache = false;
   bool prefix_cache_across_versions = false;
   std::string log_level = "info";
-  double shutdown_timeout = 5;                      // seconds
+  double shutdown_timeout = 5;  // seconds
+  // Limits of what clients may ask for (docs/http.md).
   std::uint64_t max_body = std::uint64_t{4} << 30;  // bytes of a request
-  bool exit_with_parent = false;                    // also when standard input ends
-  bool await_weights = false;                       // unready until the first update
+  std::uint64_t max_header = std::uint64_t{64} << 10;
+  std::uint32_t max_connections = 16384;
+  double header_timeout = 30;             // seconds, also of the longest pause inside a body
+  double idle_timeout = 300;              // seconds
+  std::uint32_t max_queued_requests = 0;  // that wait for their turn; 0: no limit
+  bool exit_with_parent = false;          // also when standard input ends
+  bool await_weights = false;             // unready until the first update
   // Updates from tensors (docs/http.md).
   std::string session = "optional";        // or "required", "ignored"
   double session_timeout = 0;              // seconds without a message; 0: none

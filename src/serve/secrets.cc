@@ -19,8 +19,8 @@ using base::Status;
 constexpr std::size_t kMaxKeyBytes = 4096;
 constexpr std::array<std::string_view, 3> kSecretOptions = {"--api-key", "--admin-api-key",
                                                             "--ssl-keyfile-password"};
-constexpr std::array<const char*, 2> kSecretVariables = {"SYNCLINE_API_KEY",
-                                                         "SYNCLINE_ADMIN_API_KEY"};
+constexpr std::array<const char*, 3> kSecretVariables = {
+    "SYNCLINE_API_KEY", "SYNCLINE_ADMIN_API_KEY", "SYNCLINE_SSL_KEYFILE_PASSWORD"};
 
 // `where` names the source.
 Status CheckKey(std::string_view key, std::string_view where) {
@@ -94,6 +94,9 @@ Status ReadKeys(base::FileSystem& files, const Environment& environment, Options
                                                .given = options.admin_api_key,
                                                .file = options.admin_api_key_file,
                                                .variable = kSecretVariables[1]}));
+  if (options.ssl_keyfile_password.empty()) {
+    options.ssl_keyfile_password = environment(kSecretVariables[2]);
+  }
   return {};
 }
 

@@ -13,7 +13,8 @@ namespace syncline::serve {
 
 // Puts the keys into `options.keys`: those of the command line, else of the files that it names,
 // else of SYNCLINE_API_KEY and SYNCLINE_ADMIN_API_KEY (where they are not empty). A file holds one
-// key and perhaps the end of its line.
+// key and perhaps the end of its line. The password of TLS's key may come from
+// SYNCLINE_SSL_KEYFILE_PASSWORD too.
 //
 // kInvalidArgument for a key that is empty, longer than 4096 bytes, or that a header cannot carry,
 // and for two sources on the command line. No message holds any part of a key.

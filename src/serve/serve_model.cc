@@ -87,7 +87,25 @@ engine::EngineOptions ToEngineOptions(const Options& options, const model::Model
           .max_context = options.context_length,
           .seed = options.random_seed,
           .prefix_cache = !options.disable_radix_cache,
-          .prefix_cache_across_versions = options.prefix_cache_across_versions};
+          .prefix_cache_across_versions = options.prefix_cache_across_versions,
+          .max_queued = options.max_queued_requests};
+}
+
+http::ServerOptions ToServerOptions(const Options& options, const std::string& address) {
+  std::optional<http::TlsOptions> tls;
+  if (!options.ssl_certfile.empty()) {
+    tls = {.certificate_file = options.ssl_certfile,
+           .key_file = options.ssl_keyfile,
+           .key_password = options.ssl_keyfile_password};
+  }
+  return {.address = address,
+          .port = options.port,
+          .max_connections = options.max_connections,
+          .max_header_bytes = options.max_header,
+          .max_body_bytes = options.max_body,
+          .header_timeout = Milliseconds(options.header_timeout),
+          .idle_timeout = Milliseconds(options.idle_timeout),
+          .tls = std::move(tls)};
 }
 
 Status StartTokenizer(const Options& options, Loaded& loaded) {
@@ -221,8 +239,9 @@ Status Load(const Options& options, const RankSetting& setting, std::uint16_t po
 
 void SayReady(const Options& options, std::uint16_t port) {
   const bool v6 = options.host.find(':') != std::string::npos && options.host.front() != '[';
-  const std::string url = v6 ? fmt::format("http://[{}]:{}", options.host, port)
-                             : fmt::format("http://{}:{}", options.host, port);
+  const std::string_view scheme = options.ssl_certfile.empty() ? "http" : "https";
+  const std::string url = v6 ? fmt::format("{}://[{}]:{}", scheme, options.host, port)
+                             : fmt::format("{}://{}:{}", scheme, options.host, port);
   fmt::print("{}\n", ToText(base::Json(base::Json::Object{{"ready", true}, {"url", url}})));
   std::fflush(stdout);
   base::Log(base::LogLevel::kInfo, fmt::format("{} is served at {}", options.model, url));
@@ -320,11 +339,10 @@ int ServeModel(const Options& options, const RankSetting& setting) {
   if (loaded->rooted) front->paths = PathRules(*loaded->rooted, options.allowed_sources);
   Router router(*front, options.keys);
   AddAllRoutes(router, *front);
-  auto server = http::Server::Start(
-      {.address = *address, .port = options.port, .max_body_bytes = options.max_body},
-      [&router](const RequestPtr& request, ExchangePtr exchange) {
-        router.Handle(request, std::move(exchange));
-      });
+  auto server = http::Server::Start(ToServerOptions(options, *address),
+                                    [&router](const RequestPtr& request, ExchangePtr exchange) {
+                                      router.Handle(request, std::move(exchange));
+                                    });
   if (!server) return Report(server.error());
   auto info_server = StartInfoServer(options, *front);
   if (!info_server) return Report(info_server.error());
