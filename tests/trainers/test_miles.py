@@ -1,8 +1,8 @@
 """miles' trainer, in processes of its own: five updates under 32 streams, in each of its forms.
 
-In "tensor" and "broadcast" all client code is that of miles 0.0.2; with "-session" its buckets, groups
-and HTTP calls, in the session that newer versions open (the contract); in "disk" its HTTP calls, with
-the publisher of our package.
+In "tensor" and "broadcast" all client code is that of miles 0.0.2; with "-session" its buckets,
+groups and HTTP calls, in the session that newer versions open (the contract); in "disk" its HTTP
+calls, with the publisher of our package.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_miles_pauses_in_place(
 def test_miles_writes_into_parameters(
     serve: Callable[..., Server], bf16_llama: Path, tmp_path: Path, ranks: int
 ) -> None:
-    """Its P2P form: what it asks, plans and writes is its own code, the order of calls the contract's."""
+    """Its P2P form: questions, plan and writes are its own code, their order is the contract's."""
     server = serve(ranks, "--p2p")
     found = run("miles_trainer.py", server, bf16_llama, tmp_path, ranks, form="writes")
     assert max(map(len, found.values())) >= 3, "no request spans several updates"
