@@ -1,7 +1,7 @@
 """A process of AReaL's trainer, in both of its ways to bring weights to an engine.
 
-AReaL's own code, out of its wheel (1.0.4): `RemoteInfEngine` with `SGLangBackend` makes and sends all
-requests, with its time-outs and tries. The order of an update is that of its FSDP engine.
+AReaL's own code, out of its wheel (1.0.4): `RemoteInfEngine` with `SGLangBackend` makes and sends
+all requests, with its time-outs and tries. The order of an update is that of its FSDP engine.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ class _Finder:
         if name in self._own:
             return None
         if name in self._given or name in self._bare or within(self._absent):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+            loader: Any = self
+            return importlib.machinery.ModuleSpec(name, loader, is_package=True)
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:

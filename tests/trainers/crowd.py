@@ -4,7 +4,7 @@
 
 No request may be lost or answered twice, the versions of its tokens must be those that were served,
 in order, and the engine's memory must not grow after the first quarter of the time, but for a share
-of `slack` by which a heap breathes. Prints one JSON object; exit status 1 if something does not hold.
+of `slack` by which a heap breathes. Prints one JSON object; exit status 1 if that does not hold.
 """
 
 from __future__ import annotations

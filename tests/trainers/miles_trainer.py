@@ -1,9 +1,10 @@
 """A process of miles' trainer, in each of its ways to bring weights to an engine.
 
-miles' own code, out of its wheel (0.0.2): `SGLangEngine` with all its requests, and for the forms
+miles' own code, out of its wheel (0.0.2): `SGLangEngine` with all its requests; for the forms
 "tensor" and "broadcast" the whole sequence of an update, `UpdateWeightFromTensor` and
-`UpdateWeightFromDistributed`. That version ends an update by /post_process_weights. The sessions of
-newer versions ("tensor-session", "broadcast-session") and "disk" follow the contract.
+`UpdateWeightFromDistributed`; for "writes" the plan and the writes of `UpdateWeightP2P`. That
+version ends an update by /post_process_weights. The sessions of newer versions ("tensor-session",
+"broadcast-session", "writes") and "disk" follow the contract.
 """
 
 from __future__ import annotations
@@ -239,7 +240,7 @@ class ByWrites(p2p.UpdateWeightP2P):  # type: ignore[misc]
         self._weight_memory_registry = p2p.register_cpu_memory(self._replica, self._transfer_engine)
 
     def _parameters(self) -> dict[str, torch.Tensor]:
-        """As the engine's rank holds them: fused, divided, and the vocabulary's last rows padded."""
+        """As the engine's rank holds them: fused, divided, the vocabulary's last rows padded."""
         weights, rank, ranks = self._tensors(), self._job.rank, self._job.world
         made = of_rank(weights, rank, ranks)
         for name in ("model.embed_tokens.weight", "lm_head.weight"):

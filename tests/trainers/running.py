@@ -129,8 +129,8 @@ def run(
 ) -> dict[str, list[str]]:
     """Five updates under 32 streams; then the engine holds the trainer's weights, bit for bit.
 
-    `aborts`: the trainer ends what runs. `labels`: it says which version it sends. `rounds`: requests
-    end before an update begins. Returns, by request, the versions of its tokens.
+    `aborts`: the trainer ends what runs. `labels`: it says which version it sends. `rounds`:
+    requests end before an update begins. Returns, by request, the versions of its tokens.
     """
     with closing(Trainers(script, server, model, out, ranks, **options)) as trainers:
         trainers.connected()

@@ -1,4 +1,4 @@
-"""Flattened buckets by SGLang's own class, out of its wheel, and what may go wrong with their memory."""
+"""Flattened buckets by SGLang's own class, out of its wheel."""
 
 from __future__ import annotations
 

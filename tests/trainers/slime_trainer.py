@@ -55,7 +55,7 @@ class Frame:
 
 
 class ByTensor(Frame):
-    """Each rank sends all tensors to its engine rank, but experts only to the one that holds them."""
+    """Each rank sends all tensors to its engine rank, but experts only to the one that has them."""
 
     def send(self, version: str) -> None:
         named = self.model.named()
@@ -93,7 +93,7 @@ def _expert_of(name: str) -> tuple[str, int]:
 
 
 class ByBroadcast(Frame):
-    """A group of the trainer's first rank and the engine; one broadcast a tensor, or one a bucket."""
+    """A group of the trainer's first rank and the engine; a broadcast for each tensor or bucket."""
 
     def __init__(self, job: Job, model: Model, client: Client) -> None:
         super().__init__(job, model, client)

@@ -1,4 +1,4 @@
-"""Clients of /generate: many streamed requests at once, over plain sockets, and what must hold of them."""
+"""Many streamed requests to /generate at once, over plain sockets, and what must hold of them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def _read(reader: asyncio.StreamReader, answer: Answer, on_event: Callable
 
 
 class Streams:
-    """`count` clients on a thread of their own, each with one request after the other until `finish`."""
+    """`count` clients on one thread, each with one request after the other until `finish`."""
 
     def __init__(self, port: int, count: int, tokens: tuple[int, int], seed: int = 1) -> None:
         self.port, self.count = port, count
@@ -160,7 +160,7 @@ class Streams:
 def check(answer: Answer, versions: Sequence[str], aborts: bool) -> list[str]:
     """Nothing of a stream was lost or came twice. The versions of its tokens, in order.
 
-    `versions`: labels in the order in which they were served. `aborts`: requests may be ended early.
+    `versions`: labels in the order in which they were served. `aborts`: requests may end early.
     """
     told = f"request {answer.rid}"
     assert not answer.error, f"{told}: {answer.error}"

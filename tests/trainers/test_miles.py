@@ -1,20 +1,19 @@
 """miles' trainer, in processes of its own: five updates under 32 streams, in each of its forms.
 
-In "tensor" and "broadcast" all client code is that of miles 0.0.2; with "-session" its buckets, groups
-and HTTP calls, in the session that newer versions open (the contract); in "disk" its HTTP calls, with
-the publisher of our package.
+In "tensor" and "broadcast" all client code is that of miles 0.0.2; with "-session" its buckets,
+groups and HTTP calls, in the session that newer versions open (the contract); in "disk" its HTTP
+calls, with the publisher of our package.
 """
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from running import run
-from server import ENGINE, Server
+from server import Server
 
 
 @pytest.mark.parametrize(
@@ -41,10 +40,7 @@ def test_miles_pauses_in_place(
 def test_miles_writes_into_parameters(
     serve: Callable[..., Server], bf16_llama: Path, tmp_path: Path, ranks: int
 ) -> None:
-    """Its P2P form: what it asks, plans and writes is its own code, the order of calls the contract's."""
-    told = subprocess.run([ENGINE, "--help"], capture_output=True, text=True, check=True).stdout
-    if "--p2p" not in told:
-        pytest.skip("this engine takes no writes into its parameters")
+    """Its P2P form: questions, plan and writes are its own code, their order is the contract's."""
     server = serve(ranks, "--p2p")
     found = run("miles_trainer.py", server, bf16_llama, tmp_path, ranks, form="writes")
     assert max(map(len, found.values())) >= 3, "no request spans several updates"

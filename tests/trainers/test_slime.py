@@ -56,7 +56,7 @@ def test_slime_sends_experts_to_their_ranks(serve: Serve, tmp_path: Path) -> Non
 
 
 def test_slime_updates_a_quantised_model(serve: Serve, tmp_path: Path, ranks: int) -> None:
-    """/post_process_weights before and after, as slime does where weights are compressed tensors."""
+    """/post_process_weights before and after, as slime does for compressed tensors."""
     architecture, fields = IN_BLOCKS["llama"]
     small = fields | {"intermediate_size": 256} | SMALL
     make(tmp_path / "bf16", architecture, small, dtype="bfloat16")

@@ -1,4 +1,6 @@
-"""verl's trainer: all client code is verl's 0.9.1 and SGLang's, but the pause, which verl makes in SGLang.
+"""verl's trainer: five updates under 32 streams.
+
+All client code is that of verl 0.9.1 and SGLang, but the pause, which verl makes inside SGLang.
 
 Every request flushes the cache, verl's default; there is no session and no label.
 """

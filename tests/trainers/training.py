@@ -1,7 +1,7 @@
 """What the trainer processes share: a model spread over their ranks, its steps, and their rhythm.
 
-A trainer is started by `Trainers` of running.py. It waits for a line before each update, so that the
-test decides how much is generated in between, and says when the update is done.
+A trainer is started by `Trainers` of running.py. It waits for a line before each update, so that
+the test decides how much is generated in between, and says when the update is done.
 """
 
 from __future__ import annotations

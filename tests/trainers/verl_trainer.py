@@ -1,8 +1,8 @@
 """A process of verl's trainer.
 
 verl's own code, out of its wheel (0.9.1): `ServerAdapter.update_weights`, which makes buckets and
-sends each through SGLang's `update_weights` (from its wheel) and verl's `AsyncHttpServerAdapter` with
-its time-out and tries. verl pauses and continues generation by calls into SGLang's process; here
+sends each through SGLang's `update_weights` (from its wheel) and verl's `AsyncHttpServerAdapter`
+with its time-out and tries. verl pauses and continues generation by calls into SGLang's process; here
 they are the same calls over HTTP.
 """
 
@@ -110,8 +110,8 @@ def main() -> None:
     model, adapter = Model(given), Adapter(given)
 
     async def weights() -> AsyncIterator[tuple[str, torch.Tensor]]:
-        # A payload that is sent a second time needs the tensors of all ranks. verl's ranks but the
-        # first let go of views when the first has their handles, and keep whole tensors till the end.
+        # A payload that is sent a second time needs the tensors of all ranks. verl's ranks but
+        # the first let go of views when the first has their handles, but not of whole tensors.
         held = model.named() if "port" not in given.options else list(model.tensors().items())
         for name, tensor in held:
             yield name, tensor
