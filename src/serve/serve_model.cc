@@ -86,9 +86,9 @@ engine::EngineOptions ToEngineOptions(const Options& options, const model::Model
           .prefill_tokens = options.chunked_prefill_size,
           .max_context = options.context_length,
           .seed = options.random_seed,
+          .max_queued = options.max_queued_requests,
           .prefix_cache = !options.disable_radix_cache,
-          .prefix_cache_across_versions = options.prefix_cache_across_versions,
-          .max_queued = options.max_queued_requests};
+          .prefix_cache_across_versions = options.prefix_cache_across_versions};
 }
 
 http::ServerOptions ToServerOptions(const Options& options, const std::string& address) {
