@@ -182,8 +182,8 @@ update::Weights::Options ToWeightsOptions(const Options& options, const Loaded& 
                                       .await_weights = options.await_weights,
                                       .undo_memory = options.undo_memory,
                                       .session_timeout = Milliseconds(options.session_timeout),
-                                      .transfer_timeout = Milliseconds(options.transfer_timeout),
-                                      .backup_directory = BackupDirectoryOf(options)};
+                                      .backup_directory = BackupDirectoryOf(options),
+                                      .transfer_timeout = Milliseconds(options.transfer_timeout)};
   if (loaded.ranks) {
     weights.leader = loaded.ranks->leader.get();
     weights.host = loaded.ranks->host;
