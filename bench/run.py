@@ -18,6 +18,7 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 import allreduce
 import checker
 import codec
+import distributed
 import generation
 import plans
 import repack
@@ -51,6 +52,7 @@ def main() -> None:
     allreduce.run(report)
     checker.run(report)
     updates.run(report, ROOT / "build/bench/scratch")
+    distributed.run(report)
     report.write(arguments.out)
 
 

@@ -27,13 +27,11 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
-#include <future>
 #include <memory>
 
 #include "base/json.h"
 #include "base/thread_pool.h"
-#include "engine/engine.h"
-#include "text/vocabulary.h"
+#include "served.h"
 #include "update/weights.h"
 #include "update_cases.h"
 
@@ -43,21 +41,12 @@ namespace {
 using base::Json;
 using base::Result;
 using base::Status;
-using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kMessageBytes = 128 << 20;
 constexpr std::size_t kMessageTensors = 1000;
 constexpr std::size_t kReadBytes = 4 << 20;
 constexpr std::size_t kCopyBytes = 1 << 20;
 constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
-
-// Waits for an asynchronous call.
-template <typename T, typename Start>
-T WaitFor(const Start& start) {
-  std::promise<T> promise;
-  start([&](T result) { promise.set_value(std::move(result)); });
-  return promise.get_future().get();
-}
 
 // Memory that asks for huge pages, and has them all.
 base::Mapping MakeBlock(std::uint64_t bytes) {
@@ -82,92 +71,49 @@ void Copy(const std::vector<Piece>& pieces, base::ThreadPool& pool) {
   });
 }
 
-// A model that is served, and its updates.
-class Served {
- public:
-  static Result<std::unique_ptr<Served>> Start(layout::Plan plan, std::uint64_t undo_memory) {
-    auto served = std::unique_ptr<Served>(new Served());
-    SYNCLINE_ASSIGN(BareModel model, BareModel::Create(std::move(plan)));
-    served->model_ = std::make_unique<BareModel>(std::move(model));
-    SYNCLINE_ASSIGN(served->engine_,
-                    engine::Engine::Start({.kv_cache_bytes = 1 << 20}, *served->model_,
-                                          served->vocabulary_, {}, "start"));
-    served->weights_ = update::Weights::Create(base::FileSystem::Posix(), *served->engine_,
-                                               *served->model_, {.undo_memory = undo_memory});
-    return served;
-  }
-  ~Served() {
-    if (engine_) engine_->Stop();
-    weights_.reset();
-  }
-  Served(const Served&) = delete;
-  Served& operator=(const Served&) = delete;
-
-  BareModel& model() { return *model_; }
-
-  struct Seconds {
-    double begin = 0;
-    double messages = 0;
-    double end = 0;
-    double all() const { return begin + messages + end; }
-  };
-  // One session with all of the weights.
-  Result<Seconds> Send(const Weights& weights) {
-    std::vector<update::TensorUpdate> updates;
-    updates.reserve(weights.messages.size());
-    for (const std::vector<std::byte>& message : weights.messages) {
-      updates.push_back({.payloads = {message}, .format = payload::Format::kSafetensors});
-    }
-    const auto start = Clock::now();
-    SYNCLINE_TRY(WaitFor<Status>([&](auto done) { weights_->Begin({}, done); }));
-    const auto begun = Clock::now();
-    for (update::TensorUpdate& update : updates) {
-      SYNCLINE_TRY(WaitFor<Result<update::UpdateReport>>(
-          [&](auto done) { weights_->FromTensors(std::move(update), done); }));
-    }
-    const auto sent = Clock::now();
-    SYNCLINE_ASSIGN(
-        const update::UpdateReport report,
-        WaitFor<Result<update::UpdateReport>>([&](auto done) { weights_->End({}, done); }));
-    const auto ended = Clock::now();
-    SYNCLINE_TRY(CheckNew(report));
-    SYNCLINE_TRY(CheckLive(*model_, weights));
-    const auto seconds = [](Clock::time_point from, Clock::time_point to) {
-      return std::chrono::duration<double>(to - from).count();
-    };
-    return Seconds{seconds(start, begun), seconds(begun, sent), seconds(sent, ended)};
-  }
-
-  // Seconds of a checkpoint with these weights.
-  Result<double> Load(const std::string& path, const Weights& weights) {
-    const auto start = Clock::now();
-    SYNCLINE_ASSIGN(const update::UpdateReport report,
-                    WaitFor<Result<update::UpdateReport>>([&](auto done) {
-                      weights_->FromDisk({.path = path, .weight_version = {}}, done);
-                    }));
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    SYNCLINE_TRY(CheckNew(report));
-    SYNCLINE_TRY(CheckLive(*model_, weights));
-    return seconds;
-  }
-
- private:
-  Served() = default;
-  static Status CheckNew(const update::UpdateReport& report) {
-    if (!report.unchanged) return {};
-    return base::Fail(base::Code::kInternal, "the weights were live already");
-  }
-
-  text::Vocabulary vocabulary_;
-  std::unique_ptr<BareModel> model_;
-  std::unique_ptr<engine::Engine> engine_;
-  std::unique_ptr<update::Weights> weights_;
+struct Seconds {
+  double begin = 0;
+  double messages = 0;
+  double end = 0;
+  double all() const { return begin + messages + end; }
 };
 
-double SecondsOf(const std::function<void()>& work) {
+// One session with all of the weights.
+Result<Seconds> Send(Served& served, const Weights& weights) {
+  std::vector<update::TensorUpdate> updates;
+  updates.reserve(weights.messages.size());
+  for (const std::vector<std::byte>& message : weights.messages) {
+    updates.push_back({.payloads = {message}, .format = payload::Format::kSafetensors});
+  }
   const auto start = Clock::now();
-  work();
-  return std::chrono::duration<double>(Clock::now() - start).count();
+  SYNCLINE_TRY(WaitFor<Status>([&](auto done) { served.weights().Begin({}, done); }));
+  const auto begun = Clock::now();
+  for (update::TensorUpdate& update : updates) {
+    SYNCLINE_TRY(WaitFor<Result<update::UpdateReport>>(
+        [&](auto done) { served.weights().FromTensors(std::move(update), done); }));
+  }
+  const auto sent = Clock::now();
+  SYNCLINE_ASSIGN(
+      const update::UpdateReport report,
+      WaitFor<Result<update::UpdateReport>>([&](auto done) { served.weights().End({}, done); }));
+  const auto ended = Clock::now();
+  SYNCLINE_TRY(served.CheckNew(report, weights));
+  const auto seconds = [](Clock::time_point from, Clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+  };
+  return Seconds{seconds(start, begun), seconds(begun, sent), seconds(sent, ended)};
+}
+
+// Seconds of a checkpoint with these weights.
+Result<double> Load(Served& served, const std::string& path, const Weights& weights) {
+  const auto start = Clock::now();
+  SYNCLINE_ASSIGN(const update::UpdateReport report,
+                  WaitFor<Result<update::UpdateReport>>([&](auto done) {
+                    served.weights().FromDisk({.path = path, .weight_version = {}}, done);
+                  }));
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  SYNCLINE_TRY(served.CheckNew(report, weights));
+  return seconds;
 }
 
 Json ListOf(const std::vector<double>& seconds) {
@@ -209,7 +155,7 @@ Status MeasureTensors(Bench& bench, const std::vector<Weights>& versions, base::
   std::vector<double> limit;
   SYNCLINE_TRY(RunRounds(bench.rounds, [&](std::size_t i, bool counts) -> Status {
     const Weights& weights = versions[i % 2];
-    SYNCLINE_ASSIGN(const Served::Seconds seconds, served->Send(weights));
+    SYNCLINE_ASSIGN(const Seconds seconds, Send(*served, weights));
     std::vector<Piece> pieces;
     std::byte* to = block.mutable_bytes().data();
     for (const std::vector<std::byte>& message : weights.messages) {
@@ -273,7 +219,7 @@ Status MeasureDisk(Bench& bench, const std::vector<Weights>& versions, base::Map
   SYNCLINE_TRY(RunRounds(bench.rounds, [&](std::size_t, bool counts) -> Status {
     for (std::size_t i = 0; i < sources.size(); ++i) {
       SYNCLINE_ASSIGN(const double loaded,
-                      served->Load(sources[i].path, versions[sources[i].version]));
+                      Load(*served, sources[i].path, versions[sources[i].version]));
       Status status;
       const double read =
           SecondsOf([&] { status = ReadFiles(sources[i].path, block, bench.pool); });
@@ -312,7 +258,7 @@ Status MeasureSession(Bench& bench, bool apart, bool undo) {
   std::vector<double> ours;
   std::vector<double> limit;
   SYNCLINE_TRY(RunRounds(bench.rounds, [&](std::size_t i, bool counts) -> Status {
-    SYNCLINE_ASSIGN(const Served::Seconds seconds, served->Send(versions[i % 2]));
+    SYNCLINE_ASSIGN(const Seconds seconds, Send(*served, versions[i % 2]));
     const double copied = SecondsOf([&] { Copy(pieces, bench.pool); });
     if (!counts) return {};
     begin.push_back(seconds.begin);

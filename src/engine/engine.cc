@@ -54,9 +54,12 @@ class EngineThread : public Engine {
         limits_{.vocabulary = model.config().vocabulary,
                 .max_context = std::min<std::uint32_t>(
                     options.max_context > 0 ? options.max_context : model.config().max_positions,
-                    blocks * model::kKvBlock)},
+                    blocks * model::kKvBlock),
+                .experts = model.config().experts.has_value()},
         scheduler_(blocks, {.max_running = options.max_running,
-                            .prefill_rows = std::max<std::uint32_t>(options.prefill_tokens, 1)}),
+                            .prefill_rows = std::max<std::uint32_t>(options.prefill_tokens, 1),
+                            .share_prefixes = options.prefix_cache,
+                            .share_across_weights = options.prefix_cache_across_versions}),
         version_(std::move(weight_version)) {
     UpdateStats();
     thread_ = std::thread([this] { Loop(); });
@@ -118,6 +121,7 @@ class EngineThread : public Engine {
   // Nothing is computed.
   bool still() const { return paused_ || hold_ != Hold::kNone; }
   void ComputeStep();
+  void KeepExperts(const Step& step);
   void Finished(const Work& work, std::span<float> logits);
   void AbortTaken(const std::vector<std::unique_ptr<Sequence>>& taken, const Finish& finish);
   void AbortScheduled(const Finish& finish);
@@ -266,7 +270,10 @@ void EngineThread::Continue(Done done) {
 
 void EngineThread::Flush(std::chrono::milliseconds wait, Done done) {
   EnqueueWith(done, [this, wait](const Done& flushed) {
-    if (CanFlush()) return flushed({});
+    if (CanFlush()) {
+      scheduler_.Forget();
+      return flushed({});
+    }
     if (wait.count() <= 0) {
       return flushed(
           Fail(Code::kOutOfOrder, fmt::format("Running: {}, waiting: {}.", scheduler_.running(),
@@ -299,6 +306,7 @@ void EngineThread::SetHold(Hold hold, std::string reason, Done done) {
 void EngineThread::ChangeHold(Hold hold, const std::string& reason) {
   hold_ = hold;
   hold_reason_ = reason;
+  scheduler_.WeightsChanged();  // or will have, when it is released
   {
     const std::scoped_lock lock(mutex_);
     const bool refuses = hold == Hold::kRefuse || hold == Hold::kShut;
@@ -380,6 +388,8 @@ void EngineThread::RunExclusive(PendingExclusive exclusive) {
     return exclusive.done(FlushRefused(static_cast<std::uint32_t>(scheduler_.running())));
   }
   Status status;
+  if (exclusive.options.flush) scheduler_.Forget();
+  scheduler_.WeightsChanged();
   try {
     if (exclusive.options.kv) status = ChangeKv(*exclusive.options.kv);
     if (status) status = exclusive.work();
@@ -423,6 +433,7 @@ void EngineThread::SettleFlush() {
   if (!can && Clock::now() < flush_->deadline) return;
   const Done done = std::move(flush_->done);
   flush_.reset();
+  if (can) scheduler_.Forget();
   done(can ? Status() : Fail(Code::kTimeout, "Timed out waiting for idle state."));
 }
 
@@ -445,8 +456,20 @@ void EngineThread::ComputeStep() {
     return AbortScheduled(
         Aborted(computed.error().message, Info(computed.error().code).http_status));
   }
+  if (step.batch.experts) KeepExperts(step);
   for (const Work& work : step.work) {
     Finished(work, std::span(logits_).subspan(work.first_logits_row * vocabulary));
+  }
+}
+
+void EngineThread::KeepExperts(const Step& step) {
+  const std::span<const std::int32_t> all = model_.chosen_experts();
+  const std::size_t width = all.size() / step.batch.tokens.size();
+  for (std::size_t i = 0; i < step.work.size(); ++i) {
+    const model::SequenceSlice& slice = step.batch.sequences[i];
+    Sequence& sequence = *step.work[i].sequence;
+    if (!sequence.request().experts_from) continue;
+    sequence.AddExperts(slice.length, all.subspan(slice.begin * width, slice.length * width));
   }
 }
 
@@ -460,6 +483,7 @@ void EngineThread::Finished(const Work& work, std::span<float> logits) {
   }
   if (!sequence.decoding()) prompt_tokens_ += work.length;
   sequence.Advance(work.length, version_);
+  scheduler_.Publish(sequence);
   bool ended = false;
   if (work.choose) {
     ended = sequence.Generate(logits.subspan(row * vocabulary, vocabulary), version_);
@@ -496,6 +520,7 @@ void EngineThread::UpdateStats() {
       .kv_tokens_used = std::uint64_t{scheduler_.blocks_used()} * model::kKvBlock,
       .kv_tokens_total = std::uint64_t{scheduler_.blocks_total()} * model::kKvBlock,
       .prompt_tokens = prompt_tokens_,
+      .cached_tokens = scheduler_.reused_tokens(),
       .generated_tokens = generated_tokens_,
       .tokens_per_second = rate_.PerSecond(),
       .steps = steps_,

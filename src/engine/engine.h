@@ -14,6 +14,11 @@
 //   not paused  admission closes, running and waiting requests finish first, and those that come
 //               meanwhile are gated. A pause that arrives while a command waits lets it run.
 //
+// The prefix cache: requests share the keys and values of a beginning that they have in common. Only
+// what the same weights computed is shared: after an exclusive command, and whenever the engine is
+// held or released, requests find nothing of what was computed before; a new label alone (SetVersion)
+// changes no weights.
+//
 // A held engine (while weights are written in place, or memory is given back) computes nothing,
 // paused or not, and gates what comes, or refuses it. It is held and released by who changes the
 // weights, pauses are not his.
@@ -45,6 +50,9 @@ struct EngineOptions {
   std::uint32_t prefill_tokens = 512;  // prompt tokens computed in one step
   std::uint32_t max_context = 0;       // 0: what the model was made for, bounded by the KV cache
   std::uint64_t seed = 0;              // of requests that bring none
+  bool prefix_cache = true;            // requests share what is computed of the same beginning
+  // Also what other weights computed, unless it is flushed. Spans of versions say so.
+  bool prefix_cache_across_versions = false;
 };
 
 enum class PauseMode { kAbort, kRetract, kInPlace };
@@ -62,7 +70,8 @@ struct Stats {
   std::uint32_t gated = 0;
   std::uint64_t kv_tokens_used = 0;
   std::uint64_t kv_tokens_total = 0;
-  std::uint64_t prompt_tokens = 0;     // since the start
+  std::uint64_t prompt_tokens = 0;     // computed since the start
+  std::uint64_t cached_tokens = 0;     // found in the prefix cache since the start
   std::uint64_t generated_tokens = 0;  // since the start
   double tokens_per_second = 0;        // generated, over the last ten seconds
   std::uint64_t steps = 0;             // computed since the start

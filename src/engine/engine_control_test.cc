@@ -164,6 +164,58 @@ TEST_F(EngineControlTest, PauseLetsAWaitingExclusiveCommandRun) {
   EXPECT_EQ(client.Wait().finish->message, "enough");
 }
 
+// Whatever comes together: the update is done when generation goes on, and what was gated meanwhile
+// sees the new weights only.
+TEST_F(EngineControlTest, AContinueBehindAnExclusiveCommandDoesNotOvertakeIt) {
+  Client resident;
+  StartAt(2, resident, 20);
+  PauseHeld(PauseMode::kInPlace);
+  const std::uint64_t steps = model_.steps;
+  auto go_on = std::make_shared<std::promise<void>>();
+  engine_->BetweenSteps([go_on] { go_on->get_future().wait(); });
+  Client gated;
+  ASSERT_OK(engine_->Submit(MakeRequest("b", {1, 2}, 5), gated.sink()));
+  std::vector<std::string> order;  // of the engine's thread
+  const auto note = [&](const std::string& what) {
+    return [&order, what](const base::Status& status) {
+      order.push_back(status ? what : status.error().message);
+    };
+  };
+  const auto update = [&](std::uint8_t weights, const std::string& label) {
+    engine_->Exclusive(
+        {.label = label},
+        [&, weights]() -> base::Status {
+          EXPECT_EQ(model_.steps, steps) << "a step between the pause and the update";
+          model_.SetWeights(weights, weights);
+          return {};
+        },
+        note(label));
+  };
+  update(1, "one");
+  update(2, "two");  // another client's
+  engine_->Continue(note("continue"));
+  go_on->set_value();
+  Allow(100);
+  EXPECT_EQ(gated.Wait().tokens, FakeModel::Continue({1, 2}, 5, {2, 2}));
+  EXPECT_EQ(Spans(resident.Wait().weight_versions), (SpanList{{"v0", 0, 3}, {"two", 3, 20}}));
+  EXPECT_EQ(order, (std::vector<std::string>{"one", "two", "continue"}));
+}
+
+// A continue behind a pause that a waiting command needs: the command runs between them.
+TEST_F(EngineControlTest, APauseAndItsEndAtOnceStillLetAWaitingCommandRun) {
+  Client client;
+  StartAt(2, client, 20);
+  auto updated = std::make_shared<std::promise<base::Status>>();
+  engine_->Exclusive(
+      {.label = "v1"}, []() -> base::Status { return {}; },
+      [updated](base::Status status) { updated->set_value(std::move(status)); });
+  engine_->Pause(PauseMode::kRetract, [](const base::Status&) {});
+  engine_->Continue([](const base::Status&) {});
+  Allow(100);
+  ASSERT_OK(updated->get_future().get());
+  EXPECT_EQ(Spans(client.Wait().weight_versions), (SpanList{{"v0", 0, 3}, {"v1", 3, 20}}));
+}
+
 TEST_F(EngineControlTest, HeldEngineComputesNothingAndGatesWhatComesUntilItIsReleased) {
   Start();
   ASSERT_OK(SetWeights(0, 0, {.hold = Hold::kWait}));
@@ -275,6 +327,7 @@ TEST_F(EngineControlTest, AbortChoosesByIdAndPrefix) {
   engine_->Abort("x::", Engine::AbortMatch::kPrefix, "some");
   EXPECT_EQ(clients[0].Wait().finish->message, "some");
   EXPECT_EQ(clients[1].Wait().finish->message, "some");
+  ASSERT_OK(Pause(PauseMode::kRetract));  // so that the figures have followed the last event
   EXPECT_EQ(engine_->stats().gated, 1U);
   ASSERT_OK(Continue());
   EXPECT_EQ(clients[3].Wait().finish->kind, Finish::Kind::kLength);

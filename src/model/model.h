@@ -52,6 +52,11 @@ class Model {
   // 0 gets logits.
   virtual base::Status Forward(const Batch& batch, std::span<float> logits) = 0;
 
+  // After a Forward that was asked for them (Batch::experts): the experts that each row went to in each
+  // layer, best first, [rows, layers, per token]; zeros in layers without a mixture. The same on
+  // all ranks. Empty where the model has none.
+  virtual std::span<const std::int32_t> chosen_experts() const { return {}; }
+
   // Time that all steps so far have spent in sums over ranks, waiting included.
   virtual double CollectiveSeconds() const { return 0; }
 };

@@ -154,6 +154,7 @@ void AddControlRoutes(Router& router, Front& front) {
   AddJsonRoute(router, front, "/update_weight_version", UpdateVersion);
   router.Add({.methods = {"GET", "POST"},
               .path = "/flush_cache",
+              .level = Level::kAdminOptional,
               .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {
                 Flush(front, request, exchange);
               }});

@@ -254,6 +254,28 @@ void FakeWeights::FromTensors(update::TensorUpdate update, Updated done) {
   thread_.Post([done, report = updated] { done(report); });
 }
 
+void FakeWeights::JoinGroup(update::GroupRequest request, std::function<void(Status)> done) {
+  const std::scoped_lock lock(mutex_);
+  calls_.emplace_back("join");
+  joined_groups_.push_back(std::move(request));
+  thread_.Post([done, status = joined] { done(status); });
+}
+
+void FakeWeights::LeaveGroup(std::string name, std::function<void(Status)> done) {
+  const std::scoped_lock lock(mutex_);
+  calls_.push_back("leave " + name);
+  thread_.Post([done, status = left] { done(status); });
+}
+
+void FakeWeights::FromGroup(update::GroupUpdate update, Updated done) {
+  const std::scoped_lock lock(mutex_);
+  calls_.emplace_back("group");
+  base::Result<update::UpdateReport> report = updated;
+  if (!update.refusal.empty()) report = base::Fail(base::Code::kInvalidArgument, update.refusal);
+  group_updates_.push_back(std::move(update));
+  thread_.Post([done, report] { done(report); });
+}
+
 void FakeWeights::SetVersion(std::string label, std::function<void(Status)> done) {
   const std::scoped_lock lock(mutex_);
   calls_.push_back("version " + label);
@@ -300,6 +322,16 @@ void FakeWeights::Check(update::CheckRequest request,
 std::vector<update::TensorUpdate> FakeWeights::tensor_updates() {
   const std::scoped_lock lock(mutex_);
   return tensor_updates_;
+}
+
+std::vector<update::GroupRequest> FakeWeights::joined_groups() {
+  const std::scoped_lock lock(mutex_);
+  return joined_groups_;
+}
+
+std::vector<update::GroupUpdate> FakeWeights::group_updates() {
+  const std::scoped_lock lock(mutex_);
+  return group_updates_;
 }
 
 std::vector<update::CheckRequest> FakeWeights::checks() {

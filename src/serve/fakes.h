@@ -78,6 +78,9 @@ class FakeWeights : public update::Weights {
   void Begin(update::BeginRequest request, std::function<void(base::Status)> done) override;
   void End(update::EndRequest request, Updated done) override;
   void FromTensors(update::TensorUpdate update, Updated done) override;
+  void JoinGroup(update::GroupRequest request, std::function<void(base::Status)> done) override;
+  void LeaveGroup(std::string name, std::function<void(base::Status)> done) override;
+  void FromGroup(update::GroupUpdate update, Updated done) override;
   void SetVersion(std::string label, std::function<void(base::Status)> done) override;
   update::SessionState session() const override;
   void ReleaseMemory(update::MemoryParts parts, std::function<void(base::Status)> done) override;
@@ -97,11 +100,13 @@ class FakeWeights : public update::Weights {
   // For the test. While `hold`, updates from disk and pulls wait; Finish ends them all.
   void Finish(const base::Status& status = {});
   // "update PATH LABEL FLUSH", "pull SOURCE INTO VERSION", "begin SELECTOR [adapters]",
-  // "end [abort]", "tensors" and "check" (whose requests are below), "version LABEL",
-  // "release [kv_cache] [weights]" and "resume" the same.
+  // "end [abort]", "tensors", "check", "join" and "group" (whose requests are below), "leave NAME",
+  // "version LABEL", "release [kv_cache] [weights]" and "resume" the same.
   std::vector<std::string> calls();
   std::vector<update::TensorUpdate> tensor_updates();
   std::vector<update::CheckRequest> checks();
+  std::vector<update::GroupRequest> joined_groups();
+  std::vector<update::GroupUpdate> group_updates();
   void SetSession(update::SessionState session);
 
   // Begin opens the session and End closes it, where these are no errors.
@@ -110,6 +115,8 @@ class FakeWeights : public update::Weights {
   base::Status memory_changed;
   base::Result<update::UpdateReport> updated = update::UpdateReport{
       .tensors = 2, .skipped = 1, .bytes = 32, .stage_seconds = 0.5, .apply_seconds = 0.25};
+  base::Status joined;  // of a group; and left
+  base::Status left;
   base::Result<update::CheckReport> checked;
   bool hold = false;
   // That a pull reaches beside this one, and what it comes to there.
@@ -128,6 +135,8 @@ class FakeWeights : public update::Weights {
   std::vector<std::string> calls_;
   std::vector<update::TensorUpdate> tensor_updates_;
   std::vector<update::CheckRequest> checks_;
+  std::vector<update::GroupRequest> joined_groups_;
+  std::vector<update::GroupUpdate> group_updates_;
   update::SessionState session_;
   std::vector<std::function<void(const base::Status&)>> held_;
   std::string path_ = "/models/launch";

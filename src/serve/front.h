@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "serve/joiner.h"
 #include "serve/meters.h"
+#include "serve/path_rules.h"
 #include "text/tokenizer_process.h"
 #include "text/vocabulary.h"
 #include "update/weights.h"
@@ -30,6 +31,7 @@ struct ModelCard {
   std::vector<std::string> architectures;
   base::Json arguments = base::Json(base::Json::Object{});  // an object: start-up options by name
   std::string software_version;
+  std::vector<std::string> device_uuids;  // by rank
 };
 
 // All must outlive the last request. `tokenizer` may be null.
@@ -95,6 +97,8 @@ class Front {
 
   void NotePause();
   void NoteContinue();
+
+  PathRules paths;  // of requests; set before the first one
 
   Joiner<update::UpdateReport> joined_updates;
   Joiner<std::vector<update::HostPull>> joined_pulls;

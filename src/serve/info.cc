@@ -19,7 +19,8 @@ constexpr std::chrono::seconds kAliveWithin{20};
 void Health(Front& front, const RequestPtr&, const ExchangePtr& exchange) {
   const bool ready = front.state() == Front::State::kReady;
   const bool alive =
-      ready && std::chrono::steady_clock::now() - front.engine().stats().alive <= kAliveWithin;
+      ready && !front.weights().session().awaiting &&
+      std::chrono::steady_clock::now() - front.engine().stats().alive <= kAliveWithin;
   exchange->Send(TextReply("", alive ? 200 : 503));
 }
 
@@ -104,6 +105,7 @@ void ShowServerInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange
   set("version", front.card().software_version);
   set("startup_time", std::chrono::duration<double>(front.started().time_since_epoch()).count());
   set("kv_events", nullptr);
+  set("device_uuids", NameList(front.card().device_uuids));
   Json::Object state = Load(front);
   state.emplace_back("paused", stats.paused);
   state.emplace_back("prompt_tokens", stats.prompt_tokens);
@@ -160,6 +162,7 @@ void AddInfoRoutes(Router& router, Front& front) {
   };
   add("/health", Level::kOpen, false, Health);
   add("/health_generate", Level::kOpen, false, Health);
+  add("/ping", Level::kNormal, false, Health);  // asked by checkpoint-engine's scripts
   add("/metrics", Level::kOpen, false, ShowMetrics);
   add("/", Level::kNormal, false, ShowRoot);
   add("/model_info", Level::kNormal, true, ShowModelInfo);

@@ -18,6 +18,13 @@ void AddBytes(CLI::App& app, const std::string& name, std::uint64_t& bytes,
   option->transform(CLI::Validator(refuse_sign, ""));  // the last one is asked first
 }
 
+void AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>& values,
+                   const std::string& help) {
+  app.add_option(name, values, help)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false);
+}
+
 void AddModelOptions(CLI::App& app, Options& options) {
   app.add_option("--model,--model-path", options.model, "Checkpoint directory")->required();
   app.add_option("--tokenizer-path", options.tokenizer,
@@ -39,10 +46,6 @@ void AddModelOptions(CLI::App& app, Options& options) {
 void AddServerOptions(CLI::App& app, Options& options) {
   app.add_option("--host", options.host, "Address to listen at (default: 127.0.0.1)");
   app.add_option("--port", options.port, "Port; 0 takes any free one (default: 30000)");
-  app.add_option("--api-key", options.keys.api, "Key that every request must carry")
-      ->envname("SYNCLINE_API_KEY");
-  app.add_option("--admin-api-key", options.keys.admin, "Key for the routes that change the engine")
-      ->envname("SYNCLINE_ADMIN_API_KEY");
   app.add_option("--log-level", options.log_level, "debug, info, warning, error or off")
       ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}));
   app.add_option("--shutdown-timeout", options.shutdown_timeout,
@@ -52,6 +55,27 @@ void AddServerOptions(CLI::App& app, Options& options) {
            "Bytes of the largest request, as 2G or 512M (default: 4G)");
   app.add_flag("--exit-with-parent", options.exit_with_parent,
                "End as on SIGTERM when standard input ends: for a program that starts this one");
+}
+
+void AddAccessOptions(CLI::App& app, Options& options) {
+  app.add_option("--api-key-file", options.api_key_file,
+                 "File with the key that every request must carry (or the variable "
+                 "SYNCLINE_API_KEY)");
+  app.add_option("--admin-api-key-file", options.admin_api_key_file,
+                 "File with the key of the routes that change the engine (or the variable "
+                 "SYNCLINE_ADMIN_API_KEY)");
+  app.add_option("--api-key", options.api_key,
+                 "The key itself; others may see it for a moment, as long as the program starts");
+  app.add_option("--admin-api-key", options.admin_api_key, "The same of the other key");
+  app.add_flag("--allow-unauthenticated", options.allow_unauthenticated,
+               "Let other machines (--host) in without any key");
+  AddRepeatable(
+      app, "--allowed-root", options.allowed_roots,
+      "Directory in which all paths of requests must lie, links followed; may be repeated "
+      "(default: any path)");
+  AddRepeatable(app, "--allowed-source", options.allowed_sources,
+                "With --allowed-root: what the URL of a store may begin with, as "
+                "s3://bucket/runs; may be repeated (default: no URL)");
 }
 
 void AddEngineOptions(CLI::App& app, Options& options) {
@@ -83,6 +107,13 @@ void AddUpdateOptions(CLI::App& app, Options& options) {
                  "Seconds without a message after which a session is undone; 0 waits for ever "
                  "(default: 0)")
       ->check(CLI::Range(0.0, 30.0 * 86400));
+  app.add_flag("--checkpoint-engine-wait-weights-before-ready", options.await_weights,
+               "Generate nothing, and be unready, until the first update of the weights");
+  app.add_option(
+         "--transfer-timeout", options.transfer_timeout,
+         "Seconds until a group of a trainer's processes must have come together, and that a "
+         "transfer past HTTP may take (default: 300)")
+      ->check(CLI::Range(0.1, 30.0 * 86400));
   AddBytes(app, "--undo-memory", options.undo_memory,
            "Bytes on each rank in which a session keeps what it has received, as 8G; what goes "
            "beyond is written in place and cannot be undone (default: no limit)");
@@ -112,26 +143,39 @@ void AddRankOptions(CLI::App& app, Options& options) {
       ->group("");  // not for people
 }
 
+std::unexpected<base::Error> Refuse(const std::string& what) {
+  return base::Fail(base::Code::kInvalidArgument, what + "\nTry: syncline serve --help");
+}
+
+base::Status CheckAccess(const Options& options) {
+  if (!options.allowed_sources.empty() && options.allowed_roots.empty()) {
+    return Refuse("--allowed-source: expected --allowed-root too, without which all is allowed");
+  }
+  for (const std::string& source : options.allowed_sources) {
+    if (source.find("://") == std::string::npos) {
+      return Refuse("--allowed-source " + source + ": expected the beginning of a URL");
+    }
+  }
+  return {};
+}
+
 base::Status CheckRanks(const Options& options) {
-  const auto refuse = [](const std::string& what) {
-    return base::Fail(base::Code::kInvalidArgument, what + "\nTry: syncline serve --help");
-  };
   if (options.tp % options.ep != 0) {
-    return refuse(fmt::format("--tp {} is no multiple of --ep {}", options.tp, options.ep));
+    return Refuse(fmt::format("--tp {} is no multiple of --ep {}", options.tp, options.ep));
   }
   if (options.tp % options.nodes != 0) {
-    return refuse(fmt::format("--tp {} is no multiple of --nnodes {}", options.tp, options.nodes));
+    return Refuse(fmt::format("--tp {} is no multiple of --nnodes {}", options.tp, options.nodes));
   }
   if (options.node_rank >= options.nodes) {
-    return refuse(fmt::format("--node-rank {}: there are {} nodes, counted from 0",
+    return Refuse(fmt::format("--node-rank {}: there are {} nodes, counted from 0",
                               options.node_rank, options.nodes));
   }
   if (options.rank && *options.rank >= options.tp) {
-    return refuse(fmt::format("rank {}: there are {} ranks (--tp), counted from 0", *options.rank,
+    return Refuse(fmt::format("rank {}: there are {} ranks (--tp), counted from 0", *options.rank,
                               options.tp));
   }
   if (options.nodes > 1 && options.rendezvous.empty()) {
-    return refuse("--nnodes: several hosts need --rendezvous HOST:PORT");
+    return Refuse("--nnodes: several hosts need --rendezvous HOST:PORT");
   }
   return {};
 }
@@ -149,6 +193,7 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
   app.set_version_flag("--version", version);
   AddModelOptions(app, line.options);
   AddServerOptions(app, line.options);
+  AddAccessOptions(app, line.options);
   AddEngineOptions(app, line.options);
   AddUpdateOptions(app, line.options);
   AddRankOptions(app, line.options);
@@ -164,10 +209,15 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
                       fmt::format("{}\nTry: syncline serve --help", error.what()));
   }
   if (!line.text) SYNCLINE_TRY(CheckRanks(line.options));
+  if (!line.text) SYNCLINE_TRY(CheckAccess(line.options));
   if (line.options.host == "localhost") line.options.host = "127.0.0.1";
   if (line.options.served_model_name.empty()) line.options.served_model_name = line.options.model;
   if (line.options.tokenizer.empty()) line.options.tokenizer = line.options.model;
   return line;
+}
+
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
 quant::Fp8Scales Fp8ScalesOf(const Options& options) {
@@ -182,6 +232,9 @@ std::string BackupDirectoryOf(const Options& options) {
 
 base::Json OptionsJson(const Options& options) {
   using base::Json;
+  const auto list = [](const std::vector<std::string>& texts) {
+    return Json(Json::Array(texts.begin(), texts.end()));
+  };
   return base::Json(base::Json::Object{
       {"model_path", options.model},
       {"tokenizer_path", options.tokenizer},
@@ -199,8 +252,12 @@ base::Json OptionsJson(const Options& options) {
       {"threads", std::uint64_t{options.threads}},
       {"random_seed", options.random_seed},
       {"max_body", options.max_body},
+      {"checkpoint_engine_wait_weights_before_ready", options.await_weights},
+      {"allowed_roots", list(options.allowed_roots)},
+      {"allowed_sources", list(options.allowed_sources)},
       {"session", options.session},
       {"session_timeout", options.session_timeout},
+      {"transfer_timeout", options.transfer_timeout},
       {"undo_memory", options.undo_memory == kUnlimited ? Json() : Json(options.undo_memory)},
       {"enable_weights_cpu_backup", options.weights_backup},
       {"weights_backup_dir", options.weights_backup_directory},

@@ -1,6 +1,7 @@
 // The command line of syncline-engine.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -31,15 +32,26 @@ struct Options {
   std::uint32_t threads = 0;         // 0: one for each processor
   std::string tokenizer_command;     // empty: found
   bool skip_tokenizer = false;
+  // Keys (secrets.h turns the first four into the last).
+  std::optional<std::string> api_key;  // as on the command line
+  std::optional<std::string> admin_api_key;
+  std::string api_key_file;
+  std::string admin_api_key_file;
   Keys keys;
+  bool allow_unauthenticated = false;  // to other machines
+  // What requests may name (path_rules.h); no root: anything.
+  std::vector<std::string> allowed_roots;
+  std::vector<std::string> allowed_sources;
   std::uint64_t random_seed = 0;
   std::string log_level = "info";
   double shutdown_timeout = 5;                      // seconds
   std::uint64_t max_body = std::uint64_t{4} << 30;  // bytes of a request
   bool exit_with_parent = false;                    // also when standard input ends
+  bool await_weights = false;                       // unready until the first update
   // Updates from tensors (docs/http.md).
   std::string session = "optional";        // or "required", "ignored"
   double session_timeout = 0;              // seconds without a message; 0: none
+  double transfer_timeout = 300;           // seconds; of joining groups, and of transfers past HTTP
   std::uint64_t undo_memory = kUnlimited;  // bytes, of each rank
   // Released memory of the weights.
   bool weights_backup = false;
@@ -63,6 +75,8 @@ struct CommandLine {
 // kInvalidArgument says what is wrong and how to get help.
 base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
                                            const std::string& version);
+
+std::chrono::milliseconds Milliseconds(double seconds);
 
 quant::Fp8Scales Fp8ScalesOf(const Options& options);
 

@@ -60,6 +60,13 @@ http::Response WrongMethod(const Route& route, const http::Request& request) {
   return response;
 }
 
+http::Response Denial(Access access) {
+  const bool forbidden = access == Access::kForbidden;
+  return JsonReply(
+      base::Json(base::Json::Object{{"error", forbidden ? "Forbidden" : "Unauthorized"}}),
+      forbidden ? 403 : 401);
+}
+
 std::string WhyNotReady(const Front& front) {
   if (const auto failure = front.failure()) return failure->message;
   return front.state() == Front::State::kStarting ? "the model is being loaded"
@@ -97,11 +104,9 @@ void Router::Handle(const RequestPtr& request, ExchangePtr exchange) const {
   exchange = std::make_shared<CountedExchange>(front_, std::move(exchange));
   const ErrorStyle style = StyleOf(request->path);
   const Route* route = Find(request->path);
-  const Level level = route == nullptr ? Level::kAdminOptional : route->level;
-  if (!IsAllowed(keys_, level, *request)) {
-    return exchange->Send(
-        JsonReply(base::Json(base::Json::Object{{"error", "Unauthorized"}}), 401));
-  }
+  const Level level = route == nullptr ? LevelOfUnknown(request->path) : route->level;
+  const Access access = AccessTo(keys_, level, *request);
+  if (access != Access::kGranted) return exchange->Send(Denial(access));
   if (route == nullptr) {
     return exchange->Send(Failure(style, 404, fmt::format("there is no {}", request->path)));
   }
@@ -127,6 +132,7 @@ void Router::Handle(const RequestPtr& request, ExchangePtr exchange) const {
 void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler handle) {
   router.Add({.methods = {"POST"},
               .path = std::move(path),
+              .level = Level::kAdminOptional,
               .handler = [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
                 HandleJson(front, *request, exchange, handle);
               }});
@@ -136,6 +142,7 @@ void AddQueuedRoute(Router& router, Front& front, std::vector<std::string> metho
                     std::string path, JsonHandler handle) {
   router.Add({.methods = std::move(methods),
               .path = std::move(path),
+              .level = Level::kAdminOptional,
               .handler = [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
                 front.disk_worker().Post([&front, handle, request, exchange] {
                   HandleJson(front, *request, exchange, handle);
@@ -152,6 +159,8 @@ void AddAllRoutes(Router& router, Front& front) {
   AddWeightRoutes(router, front);
   AddSessionRoutes(router, front);
   AddTensorRoutes(router, front);
+  AddGroupRoutes(router, front);
+  AddIpcRoute(router, front);
   AddCheckerRoute(router, front);
   AddExportRoutes(router, front);
   AddDigestRoute(router, front);

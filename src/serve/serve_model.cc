@@ -25,6 +25,8 @@
 #include "engine/ranked_model.h"
 #include "http/server.h"
 #include "model/model.h"
+#include "serve/device_uuids.h"
+#include "serve/exposure.h"
 #include "serve/router.h"
 #include "serve/stop_signal.h"
 #include "serve/tokenizer_command.h"
@@ -44,7 +46,8 @@ constexpr milliseconds kLinger{5000};
 
 // Everything behind the server, in the order of its start.
 struct Loaded {
-  std::unique_ptr<LeadingRanks> ranks;  // null: there is only this one
+  std::unique_ptr<base::RootedFileSystem> rooted;  // null: requests may name any path
+  std::unique_ptr<LeadingRanks> ranks;             // null: there is only this one
   std::unique_ptr<model::Model> model;
   text::Vocabulary vocabulary;
   std::unique_ptr<text::TokenizerProcess> tokenizer;
@@ -132,12 +135,13 @@ update::SessionRule SessionRuleOf(const Options& options) {
 }
 
 update::Weights::Options ToWeightsOptions(const Options& options, const Loaded& loaded) {
-  update::Weights::Options weights = {
-      .launch_path = options.model,
-      .sessions = SessionRuleOf(options),
-      .undo_memory = options.undo_memory,
-      .session_timeout = milliseconds(static_cast<std::int64_t>(options.session_timeout * 1000)),
-      .backup_directory = BackupDirectoryOf(options)};
+  update::Weights::Options weights = {.launch_path = options.model,
+                                      .sessions = SessionRuleOf(options),
+                                      .await_weights = options.await_weights,
+                                      .undo_memory = options.undo_memory,
+                                      .session_timeout = Milliseconds(options.session_timeout),
+                                      .backup_directory = BackupDirectoryOf(options),
+                                      .transfer_timeout = Milliseconds(options.transfer_timeout)};
   if (loaded.ranks) {
     weights.leader = loaded.ranks->leader.get();
     weights.host = loaded.ranks->host;
@@ -145,7 +149,8 @@ update::Weights::Options ToWeightsOptions(const Options& options, const Loaded& 
   return weights;
 }
 
-Status Load(const Options& options, const RankSetting& setting, Loaded& loaded, Front& front) {
+Status Load(const Options& options, const RankSetting& setting, std::uint16_t port, Loaded& loaded,
+            Front& front) {
   SYNCLINE_TRY(StartTokenizer(options, loaded));  // first: the helper starts meanwhile
   SYNCLINE_TRY(FormRanks(options, setting, loaded, front));
   SYNCLINE_TRY(LoadModel(options, setting, loaded));
@@ -154,18 +159,21 @@ Status Load(const Options& options, const RankSetting& setting, Loaded& loaded, 
                   engine::Engine::Start(ToEngineOptions(options, *loaded.model, setting.placement),
                                         *loaded.model, loaded.vocabulary, config.end_tokens,
                                         options.weight_version));
-  loaded.weights = update::Weights::Create(base::FileSystem::Posix(), *loaded.engine, *loaded.model,
+  loaded.weights = update::Weights::Create(front.paths.files(), *loaded.engine, *loaded.model,
                                            ToWeightsOptions(options, loaded));
-  front.SetReady({.engine = loaded.engine.get(),
-                  .weights = loaded.weights.get(),
-                  .tokenizer = loaded.tokenizer.get(),
-                  .vocabulary = &loaded.vocabulary},
-                 {.served_name = options.served_model_name,
-                  .tokenizer_path = options.tokenizer,
-                  .model_type = config.model_type,
-                  .architectures = config.architectures,
-                  .arguments = OptionsJson(options),
-                  .software_version = SYNCLINE_VERSION});
+  front.SetReady(
+      {.engine = loaded.engine.get(),
+       .weights = loaded.weights.get(),
+       .tokenizer = loaded.tokenizer.get(),
+       .vocabulary = &loaded.vocabulary},
+      {.served_name = options.served_model_name,
+       .tokenizer_path = options.tokenizer,
+       .model_type = config.model_type,
+       .architectures = config.architectures,
+       .arguments = OptionsJson(options),
+       .software_version = SYNCLINE_VERSION,
+       .device_uuids = DeviceUuids(base::ReadKernelText("/proc/sys/kernel/random/boot_id"),
+                                   options.host, port, setting.placement.group.size)});
   return {};
 }
 
@@ -189,7 +197,7 @@ bool WaitForQuiet(const Front& front, milliseconds limit) {
 }
 
 void FinishRequests(const Options& options, Front& front) {
-  const milliseconds limit(static_cast<std::int64_t>(options.shutdown_timeout * 1000));
+  const milliseconds limit = Milliseconds(options.shutdown_timeout);
   WaitForQuiet(front, limit);
   front.engine().Stop();     // what is left gets its 503
   front.weights().Cancel();  // and updates and pulls theirs
@@ -229,20 +237,26 @@ int ServeModel(const Options& options, const RankSetting& setting) {
   if (const Status installed = StopSignal::Install(); !installed) {
     return Report(installed.error());
   }
+  const auto address = AddressToListenAt(options, ResolveBySystem);
+  if (!address) return Report(address.error());
+  auto rooted = RootedFilesOf(options);
+  if (!rooted) return Report(rooted.error());
+  auto loaded = std::make_unique<Loaded>();
+  loaded->rooted = *std::move(rooted);
   auto front = std::make_unique<Front>(base::MetricsRegistry::Global());
+  if (loaded->rooted) front->paths = PathRules(*loaded->rooted, options.allowed_sources);
   Router router(*front, options.keys);
   AddAllRoutes(router, *front);
   auto server = http::Server::Start(
-      {.address = options.host, .port = options.port, .max_body_bytes = options.max_body},
+      {.address = *address, .port = options.port, .max_body_bytes = options.max_body},
       [&router](const RequestPtr& request, ExchangePtr exchange) {
         router.Handle(request, std::move(exchange));
       });
   if (!server) return Report(server.error());
-  auto loaded = std::make_unique<Loaded>();
   Status outcome;
   std::atomic<bool> loading = true;
   std::thread loader([&] {
-    outcome = Load(options, setting, *loaded, *front);
+    outcome = Load(options, setting, (*server)->port(), *loaded, *front);
     loading = false;
     if (!outcome) return StopSignal::Raise();
     SayReady(options, (*server)->port());

@@ -119,27 +119,6 @@ Result<TensorRequest> ReadRaw(const http::Request& request) {
   return raw;
 }
 
-// In a session the label waits for the session's end.
-http::Response UpdateReply(const UpdateReport& report, const std::optional<std::string>& label,
-                           bool in_session) {
-  std::string message = "Success";
-  if (label && !in_session) message += fmt::format(" Weight version updated to {}.", *label);
-  Json::Object reply = {{"success", true}, {"message", std::move(message)}};
-  if (label && in_session) reply.emplace_back("weight_version_pending", *label);
-  for (auto& field : ReportFields(report)) reply.push_back(std::move(field));
-  return JsonReply(Json(std::move(reply)));
-}
-
-void Count(Meters& meters, const Result<UpdateReport>& result, bool in_session) {
-  if (!result) return meters.failed_tensor_updates.Add();
-  meters.tensor_updates.Add();
-  meters.tensor_bytes.Add(result->bytes);
-  meters.tensor_stage_seconds.Observe(result->stage_seconds);
-  if (in_session) return;  // the end of the session applies it
-  meters.tensor_apply_seconds.Observe(result->apply_seconds);
-  if (result->unchanged) meters.unchanged_updates.Add();
-}
-
 void Update(Front& front, Result<TensorRequest> request, const ExchangePtr& exchange) {
   if (!request) {
     return exchange->Send(InvalidRequest(ErrorStyle::kSglang, request.error().message));
@@ -148,11 +127,7 @@ void Update(Front& front, Result<TensorRequest> request, const ExchangePtr& exch
   const std::optional<std::string> label = request->update.weight_version;
   front.weights().FromTensors(std::move(request->update),
                               [&front, exchange, label](const Result<UpdateReport>& result) {
-                                front.SetLoaded(std::nullopt);
-                                const bool in_session = front.weights().session().open;
-                                Count(front.meters(), result, in_session);
-                                exchange->Send(result ? UpdateReply(*result, label, in_session)
-                                                      : Outcome(false, result.error().message));
+                                exchange->Send(TensorReply(front, result, "Success", label));
                               });
 }
 
@@ -166,6 +141,7 @@ void AddTensorRoutes(Router& router, Front& front) {
   AddQueuedRoute(router, front, {"POST"}, "/update_weights_from_tensor", FromTensors);
   router.Add({.methods = {"POST"},
               .path = "/update_weights_from_tensor_raw",
+              .level = Level::kAdminOptional,
               .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {
                 front.disk_worker().Post(
                     [&front, request, exchange] { Update(front, ReadRaw(*request), exchange); });

@@ -108,7 +108,7 @@ void StartUpdate(Front& front, const DiskUpdate& update, const std::string& fing
 
 // On the disk worker.
 void RunUpdate(Front& front, const DiskUpdate& update, const ExchangePtr& exchange) {
-  const std::string fingerprint = Fingerprint(update.path).value_or("");
+  const std::string fingerprint = Fingerprint(front.paths.files(), update.path).value_or("");
   if (!fingerprint.empty() && IsLive(front, update, fingerprint)) {
     return exchange->Send(UpdateReply(fmt::format("Succeeded to update model weights. Already at "
                                                   "weight version {}.",
@@ -137,9 +137,12 @@ void UpdateFromDisk(Front& front, const Json& body, const ExchangePtr& exchange)
   if (!request) {
     return exchange->Send(InvalidRequest(ErrorStyle::kSglang, request.error().message));
   }
-  if (request->abort_all) front.engine().Abort("", engine::Engine::AbortMatch::kAll, "");
-  front.disk_worker().Post(
-      [&front, exchange, update = request->update] { RunUpdate(front, update, exchange); });
+  front.disk_worker().Post([&front, exchange, request = *request] {
+    const base::Status allowed = front.paths.CheckPath("model_path", request.update.path);
+    if (!allowed) return exchange->Send(Outcome(false, allowed.error().message));
+    if (request.abort_all) front.engine().Abort("", engine::Engine::AbortMatch::kAll, "");
+    RunUpdate(front, request.update, exchange);
+  });
 }
 
 Result<update::PullRequest> ReadPull(const Json& body) {
@@ -199,26 +202,40 @@ http::Response PullReply(const std::vector<HostPull>& pulls, bool joined) {
                    success ? 200 : 400);
 }
 
-void Pull(Front& front, const Json& body, const ExchangePtr& exchange) {
-  const Result<update::PullRequest> request = ReadPull(body);
-  if (!request) {
-    return exchange->Send(InvalidRequest(ErrorStyle::kSglang, request.error().message));
+base::Status CheckPull(const Front& front, const update::PullRequest& request) {
+  SYNCLINE_TRY(front.paths.CheckSource("source_dir", request.source));
+  return front.paths.CheckPath("local_checkpoint_dir", request.replica);
+}
+
+// On the disk worker.
+void RunPull(Front& front, const update::PullRequest& request, const ExchangePtr& exchange) {
+  if (const base::Status allowed = CheckPull(front, request); !allowed) {
+    return exchange->Send(Outcome(false, allowed.error().message));
   }
-  const std::string key = ToText(
-      Json(Json::Array{Json(request->source), Json(request->replica), Json(request->version)}));
+  const std::string key =
+      ToText(Json(Json::Array{Json(request.source), Json(request.replica), Json(request.version)}));
   front.joined_pulls.Run(
       key,
       [exchange](const Result<std::vector<HostPull>>& pulls, bool joined) {
         exchange->Send(PullReply(*pulls, joined));
       },
       [&](const std::function<void(Result<std::vector<HostPull>>)>& finish) {
-        front.weights().Pull(*request, [&front, finish](std::vector<HostPull> pulls) {
+        front.weights().Pull(request, [&front, finish](std::vector<HostPull> pulls) {
           const bool all = std::ranges::all_of(
               pulls, [](const HostPull& pull) { return pull.outcome.status.has_value(); });
           (all ? front.meters().pulls : front.meters().failed_pulls).Add();
           finish(std::move(pulls));
         });
       });
+}
+
+void Pull(Front& front, const Json& body, const ExchangePtr& exchange) {
+  const Result<update::PullRequest> request = ReadPull(body);
+  if (!request) {
+    return exchange->Send(InvalidRequest(ErrorStyle::kSglang, request.error().message));
+  }
+  front.disk_worker().Post(
+      [&front, exchange, request = *request] { RunPull(front, request, exchange); });
 }
 
 }  // namespace

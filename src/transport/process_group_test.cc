@@ -3,14 +3,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <future>
 #include <thread>
 
 #include "base/result_matchers.h"
+#include "transport/free_port.h"
 
 namespace syncline::transport {
 namespace {
@@ -21,18 +19,6 @@ using ::testing::HasSubstr;
 using Group = std::unique_ptr<ProcessGroup>;
 
 constexpr milliseconds kTimeout(20000);
-
-std::uint16_t FreePort() {
-  const int socket_fd = socket(AF_INET6, SOCK_STREAM, 0);
-  sockaddr_in6 address{};
-  address.sin6_family = AF_INET6;
-  address.sin6_addr = in6addr_any;
-  EXPECT_EQ(bind(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  socklen_t length = sizeof(address);
-  getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &length);
-  close(socket_fd);
-  return ntohs(address.sin6_port);
-}
 
 GroupAddress At(std::uint16_t port, std::uint32_t rank, std::uint32_t size = 2) {
   return {.name = "weights", .host = "127.0.0.1", .port = port, .rank = rank, .size = size};

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <future>
 
+#include "update/groups.h"
+#include "update/producer.h"
 #include "update/weights.h"
 
 namespace syncline::update {
@@ -54,22 +56,67 @@ Result<Staged> AllRanks::Stage(const std::string& path) {
   return all;
 }
 
-Result<Staged> AllRanks::Receive(const TensorUpdate& update, Selector selector) {
-  const auto of = [&](std::size_t rank) -> const std::vector<std::byte>& {
-    return update.payloads[update.payloads.size() == 1 ? 0 : rank];
-  };
-  std::vector<Payload> messages;
-  for (std::uint32_t rank = 1; rank < size(); ++rank) {
-    messages.push_back(Encode(ReceiveRequest{selector, update.format, update.direct, of(rank)}));
-  }
-  std::vector<std::future<Answers>> asked = others_.AskEach(kReceive, std::move(messages));
-  const Result<Staged> own = own_.Receive(selector, update.format, update.direct, of(0));
+namespace {
+
+// By rank from 1; each was asked by itself.
+Answers Together(std::vector<std::future<Answers>> asked) {
   Answers answers;
   for (std::future<Answers>& one : asked) {
     Answers answer = one.get();
     answers.push_back(std::move(answer[0]));
   }
+  return answers;
+}
+
+template <typename T>
+bool Explains(const Result<T>& result) {
+  return !result && result.error().code != Code::kUnavailable;
+}
+
+}  // namespace
+
+Result<Staged> AllRanks::ReceiveOwn(const TensorUpdate& update, Selector selector) {
+  if (update.ticket == 0) {
+    return own_.Receive(selector, update.format, update.direct, update.payloads[0]);
+  }
+  SYNCLINE_ASSIGN(const auto batch, groups_.Take(update.ticket));
+  return own_.Receive(selector, *batch);
+}
+
+Result<Staged> AllRanks::Receive(const TensorUpdate& update, Selector selector) {
+  if (!update.endpoints.empty()) return ReceiveFromProducers(update.endpoints, selector, "");
+  const auto of = [&](std::size_t rank) -> base::ByteSpan {
+    if (update.ticket != 0) return {};
+    return update.payloads[update.payloads.size() == 1 ? 0 : rank];
+  };
+  std::vector<Payload> messages;
+  for (std::uint32_t rank = 1; rank < size(); ++rank) {
+    messages.push_back(
+        Encode(ReceiveRequest{selector, update.format, update.direct, update.ticket, of(rank)}));
+  }
+  std::vector<std::future<Answers>> asked = others_.AskEach(kReceive, std::move(messages));
+  const Result<Staged> own = ReceiveOwn(update, selector);
+  return AddUp(own, Together(std::move(asked)));
+}
+
+Result<Staged> AllRanks::ReceiveFromProducers(const std::vector<std::string>& endpoints,
+                                              Selector selector, const std::string& refusal) {
+  std::vector<Payload> messages;
+  for (std::uint32_t rank = 1; rank < size(); ++rank) {
+    messages.push_back(Encode(ProducerRequest{selector, endpoints[rank], refusal}));
+  }
+  std::vector<std::future<Answers>> asked = others_.AskEach(kFromProducer, std::move(messages));
+  const Result<Staged> own = producer_.Receive({selector, endpoints[0], refusal});
+  const Answers answers = Together(std::move(asked));
+  const auto reason = std::ranges::find_if(answers, Explains<Payload>);
+  if (reason != answers.end() && !Explains(own)) return std::unexpected(reason->error());
   return AddUp(own, answers);
+}
+
+void AllRanks::FinishProducers(const std::string& failure) {
+  std::future<Answers> asked = others_.Ask(kFinishProducer, EncodeText(failure));
+  producer_.Finish(failure);
+  asked.wait();
 }
 
 Result<Staged> AllRanks::Prepare(Selector selector, bool whole) {

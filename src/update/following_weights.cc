@@ -1,4 +1,5 @@
-// Work runs on three threads: updates, pulls, and reading of the live weights, each in its order.
+// Work runs on three threads: updates, pulls, and reading of the live weights, each in its order; what
+// waits for trainers runs on threads of its own.
 #include "update/following_weights.h"
 
 #include <fmt/core.h>
@@ -6,8 +7,10 @@
 #include <exception>
 #include <new>
 
+#include "base/task_threads.h"
 #include "base/worker.h"
 #include "model/model.h"
+#include "update/groups.h"
 #include "update/rank_protocol.h"
 
 namespace syncline::update {
@@ -51,10 +54,13 @@ Result<Payload> Unknown(const Message& message) {
 class Weights : public FollowingWeights {
  public:
   Weights(base::FileSystem& files, const std::vector<Runner>& runners, ranks::Follower& follower,
-          RankWeights::Options options)
+          RankWeights::Options options, std::chrono::milliseconds transfer_timeout)
       : tensors_(runners[0].model->plan().tensors().size()),
         follower_(follower),
-        weights_(files, runners, std::move(options), cancel_) {
+        weights_(files, runners, std::move(options), cancel_),
+        producer_(weights_, transfer_timeout, cancel_),
+        groups_({.timeout = transfer_timeout, .most_bytes = weights_.most_message_bytes()},
+                cancel_) {
     follower.OnWork([this](Message message) { OnWork(std::move(message)); });
   }
 
@@ -68,6 +74,7 @@ class Weights : public FollowingWeights {
  private:
   void OnWork(Message message);
   Result<Payload> Work(const Message& message);
+  Result<Payload> Transfer(const Message& message);
   Result<Payload> Command(const Message& message);
   Result<Payload> Read(const Message& message, const base::CancelToken& begun);
   Result<Payload> Export(base::ByteSpan payload) const;
@@ -76,7 +83,10 @@ class Weights : public FollowingWeights {
   ranks::Follower& follower_;
   base::CancelToken cancel_;
   RankWeights weights_;
+  RankProducer producer_;
+  RankGroups groups_;
   // Last, so that they end first.
+  base::TaskThreads transfers_;
   base::Worker updates_;
   base::Worker pulls_;
   base::Worker reading_;
@@ -90,8 +100,21 @@ Result<Payload> Weights::Work(const Message& message) {
     }
     case kReceive: {
       SYNCLINE_ASSIGN(const ReceiveRequest request, DecodeReceiveRequest(message.payload));
-      return EncodeResult(
-          weights_.Receive(request.selector, request.format, request.direct, request.message));
+      if (request.ticket == 0) {
+        return EncodeResult(
+            weights_.Receive(request.selector, request.format, request.direct, request.message));
+      }
+      SYNCLINE_ASSIGN(const auto batch, groups_.Take(request.ticket));
+      return EncodeResult(weights_.Receive(request.selector, *batch));
+    }
+    case kFromProducer: {
+      SYNCLINE_ASSIGN(const ProducerRequest request, DecodeProducerRequest(message.payload));
+      return EncodeResult(producer_.Receive(request));
+    }
+    case kFinishProducer: {
+      SYNCLINE_ASSIGN(const std::string failure, DecodeText(message.payload));
+      producer_.Finish(failure);
+      return Payload();
     }
     case kPrepare: {
       SYNCLINE_ASSIGN(const PrepareRequest request, DecodePrepareRequest(message.payload));
@@ -118,10 +141,42 @@ Result<Payload> Weights::Work(const Message& message) {
   }
 }
 
+// What waits for trainers.
+Result<Payload> Weights::Transfer(const Message& message) {
+  switch (message.kind) {
+    case kJoinGroup: {
+      SYNCLINE_ASSIGN(const JoinGroup join, DecodeJoinGroup(message.payload));
+      return NoContent(groups_.table().Join(join.address, join.number));
+    }
+    case kLeaveGroup: {
+      SYNCLINE_ASSIGN(const LeaveGroup leave, DecodeLeaveGroup(message.payload));
+      return NoContent(groups_.table().Leave(leave.name, leave.number));
+    }
+    case kReceiveGroup: {
+      SYNCLINE_ASSIGN(ReceiveGroup request, DecodeReceiveGroup(message.payload));
+      return NoContent(groups_.Receive(request.ticket, request.tensors.group,
+                                       std::move(request.tensors.announced),
+                                       request.tensors.flattened));
+    }
+    case kForget: {
+      SYNCLINE_ASSIGN(const std::uint64_t ticket, DecodeNumber(message.payload));
+      static_cast<void>(groups_.Take(ticket));
+      return Payload();
+    }
+    default:
+      return Unknown(message);
+  }
+}
+
 void Weights::OnWork(Message message) {
   if (message.kind == kCancel) {
     cancel_.Cancel();
     return follower_.Reply(message.id, Payload());
+  }
+  if (message.kind >= kJoinGroup && message.kind <= kForget) {
+    return transfers_.Run([this, message = std::move(message)] {
+      follower_.Reply(message.id, Respond([&] { return Transfer(message); }));
+    });
   }
   base::Worker& worker = message.kind == kPull       ? pulls_
                          : message.kind == kSnapshot ? reading_
@@ -184,11 +239,10 @@ void Weights::OnCommand(Message message) {
 
 }  // namespace
 
-std::unique_ptr<FollowingWeights> FollowingWeights::Create(base::FileSystem& files,
-                                                           const std::vector<Runner>& runners,
-                                                           ranks::Follower& follower,
-                                                           RankWeights::Options options) {
-  return std::make_unique<Weights>(files, runners, follower, std::move(options));
+std::unique_ptr<FollowingWeights> FollowingWeights::Create(
+    base::FileSystem& files, const std::vector<Runner>& runners, ranks::Follower& follower,
+    RankWeights::Options options, std::chrono::milliseconds transfer_timeout) {
+  return std::make_unique<Weights>(files, runners, follower, std::move(options), transfer_timeout);
 }
 
 }  // namespace syncline::update

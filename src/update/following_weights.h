@@ -1,6 +1,7 @@
 // The weights of a rank that follows: does what rank 0 asks of them.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -16,10 +17,12 @@ namespace syncline::update {
 class FollowingWeights {
  public:
   // Takes over the follower's OnWork. The runners are those of rank 0, in its order.
+  // `transfer_timeout`: as in Weights::Options.
   static std::unique_ptr<FollowingWeights> Create(base::FileSystem& files,
                                                   const std::vector<Runner>& runners,
                                                   ranks::Follower& follower,
-                                                  RankWeights::Options options);
+                                                  RankWeights::Options options,
+                                                  std::chrono::milliseconds transfer_timeout);
   // Cancels what runs and waits for it.
   virtual ~FollowingWeights() = default;
 

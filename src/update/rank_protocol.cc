@@ -82,6 +82,7 @@ Payload Encode(const ReceiveRequest& request) {
   writer.Put(static_cast<std::uint8_t>(request.selector));
   writer.Put(static_cast<std::uint8_t>(request.format));
   PutFlag(writer, request.direct);
+  writer.Put(request.ticket);
   writer.PutBytes(request.message);
   return std::move(writer).Take();
 }
@@ -92,7 +93,102 @@ Result<ReceiveRequest> DecodeReceiveRequest(base::ByteSpan bytes) {
   SYNCLINE_TRY(TakeEnum(reader, kSelectors, request.selector));
   SYNCLINE_TRY(TakeEnum(reader, kFormats, request.format));
   request.direct = TakeFlag(reader);
+  request.ticket = reader.Take<std::uint64_t>();
   request.message = reader.TakeBytes();
+  SYNCLINE_TRY(reader.status());
+  return request;
+}
+
+Payload Encode(const JoinGroup& request) {
+  const transport::GroupAddress& address = request.address;
+  WireWriter writer;
+  writer.Put(request.number);
+  writer.PutText(address.name);
+  writer.PutText(address.host);
+  writer.Put(address.port);
+  writer.Put(address.rank);
+  writer.Put(address.size);
+  writer.PutText(address.backend);
+  return std::move(writer).Take();
+}
+
+Result<JoinGroup> DecodeJoinGroup(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  JoinGroup request;
+  request.number = reader.Take<std::uint64_t>();
+  transport::GroupAddress& address = request.address;
+  address.name = reader.TakeText();
+  address.host = reader.TakeText();
+  address.port = reader.Take<std::uint16_t>();
+  address.rank = reader.Take<std::uint32_t>();
+  address.size = reader.Take<std::uint32_t>();
+  address.backend = reader.TakeText();
+  SYNCLINE_TRY(reader.status());
+  return request;
+}
+
+Payload Encode(const LeaveGroup& request) {
+  WireWriter writer;
+  writer.Put(request.number);
+  writer.PutText(request.name);
+  return std::move(writer).Take();
+}
+
+Result<LeaveGroup> DecodeLeaveGroup(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  LeaveGroup request;
+  request.number = reader.Take<std::uint64_t>();
+  request.name = reader.TakeText();
+  SYNCLINE_TRY(reader.status());
+  return request;
+}
+
+Payload Encode(const ReceiveGroup& request) {
+  WireWriter writer;
+  writer.Put(request.ticket);
+  writer.PutText(request.tensors.group);
+  PutFlag(writer, request.tensors.flattened);
+  writer.Put<std::uint64_t>(request.tensors.announced.size());
+  for (const payload::NamedTensor& tensor : request.tensors.announced) {
+    writer.PutText(tensor.name);
+    writer.Put(static_cast<std::uint8_t>(tensor.dtype));
+    writer.PutArray(tensor.shape);
+  }
+  return std::move(writer).Take();
+}
+
+Result<ReceiveGroup> DecodeReceiveGroup(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  ReceiveGroup request;
+  request.ticket = reader.Take<std::uint64_t>();
+  request.tensors.group = reader.TakeText();
+  request.tensors.flattened = TakeFlag(reader);
+  const auto count = reader.Take<std::uint64_t>();
+  for (std::uint64_t i = 0; i < count && !reader.broken(); ++i) {
+    payload::NamedTensor& tensor = request.tensors.announced.emplace_back();
+    tensor.name = reader.TakeText();
+    SYNCLINE_TRY(
+        TakeEnum(reader, static_cast<std::uint8_t>(tensor::DtypeTable().size()), tensor.dtype));
+    tensor.shape = reader.TakeArray<std::uint64_t>();
+  }
+  SYNCLINE_TRY(reader.status());
+  return request;
+}
+
+Payload Encode(const ProducerRequest& request) {
+  WireWriter writer;
+  writer.Put(static_cast<std::uint8_t>(request.selector));
+  writer.PutText(request.endpoint);
+  writer.PutText(request.refusal);
+  return std::move(writer).Take();
+}
+
+Result<ProducerRequest> DecodeProducerRequest(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  ProducerRequest request;
+  SYNCLINE_TRY(TakeEnum(reader, kSelectors, request.selector));
+  request.endpoint = reader.TakeText();
+  request.refusal = reader.TakeText();
   SYNCLINE_TRY(reader.status());
   return request;
 }

@@ -5,6 +5,8 @@
 //   kind         sent as   payload                       answer
 //   kStage       work      text path                     Staged
 //   kReceive     work      ReceiveRequest                Staged
+//   kFromProducer    work      ProducerRequest               Staged
+//   kFinishProducer      work      text failure, or empty        none: the producer has been told
 //   kPrepare     work      PrepareRequest                Staged
 //   kDrop        work      none                          texts: names of tensors that are lost
 //   kMayWrite    work      none                          u64: may an update write in place
@@ -13,6 +15,10 @@
 //   kSnapshot    work      CheckMessage                  none
 //   kPull        work      PullRequest                   PullOutcome
 //   kCancel      work      none                          none: work ends, for good
+//   kJoinGroup     work    JoinGroup                     none
+//   kLeaveGroup    work    LeaveGroup                    none
+//   kReceiveGroup  work    ReceiveGroup                  none
+//   kForget        work    u64 ticket                    none: what came under it is not wanted
 //   kCommit      command   none                          texts: names of tensors that are lost
 //   kDeriveLive  command   none                          none
 //   kReset       command   CheckMessage                  none
@@ -32,6 +38,9 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "engine/rank_messages.h"
+#include "transport/process_group.h"
+#include "update/group_tensors.h"
+#include "update/producer.h"
 #include "update/rank_weights.h"
 
 namespace syncline::update {
@@ -39,6 +48,8 @@ namespace syncline::update {
 enum RankMessage : std::uint32_t {
   kStage = engine::kFirstOther,
   kReceive,
+  kFromProducer,
+  kFinishProducer,
   kPrepare,
   kDrop,
   kMayWrite,
@@ -47,6 +58,10 @@ enum RankMessage : std::uint32_t {
   kSnapshot,
   kPull,
   kCancel,
+  kJoinGroup,
+  kLeaveGroup,
+  kReceiveGroup,
+  kForget,
   kCommit,
   kDeriveLive,
   kReset,
@@ -61,7 +76,24 @@ struct ReceiveRequest {
   Selector selector = Selector::kAll;
   payload::Format format = payload::Format::kPlain;
   bool direct = false;
-  base::ByteSpan message;  // of a decoded one: in what it was decoded from
+  std::uint64_t ticket = 0;  // of what came before the request (groups.h); 0: it is in the message
+  base::ByteSpan message;    // of a decoded one: in what it was decoded from
+};
+
+// Groups of one name are told apart by numbers (transport/group_table.h).
+struct JoinGroup {
+  std::uint64_t number = 0;
+  transport::GroupAddress address;
+};
+
+struct LeaveGroup {
+  std::uint64_t number = 0;
+  std::string name;
+};
+
+struct ReceiveGroup {
+  std::uint64_t ticket = 0;
+  GroupTensors tensors;
 };
 
 struct PrepareRequest {
@@ -85,6 +117,14 @@ Payload EncodeTexts(std::span<const std::string> texts);
 base::Result<std::vector<std::string>> DecodeTexts(base::ByteSpan bytes);
 Payload Encode(const ReceiveRequest& request);
 base::Result<ReceiveRequest> DecodeReceiveRequest(base::ByteSpan bytes);
+Payload Encode(const JoinGroup& request);
+base::Result<JoinGroup> DecodeJoinGroup(base::ByteSpan bytes);
+Payload Encode(const LeaveGroup& request);
+base::Result<LeaveGroup> DecodeLeaveGroup(base::ByteSpan bytes);
+Payload Encode(const ReceiveGroup& request);
+base::Result<ReceiveGroup> DecodeReceiveGroup(base::ByteSpan bytes);
+Payload Encode(const ProducerRequest& request);
+base::Result<ProducerRequest> DecodeProducerRequest(base::ByteSpan bytes);
 Payload Encode(const PrepareRequest& request);
 base::Result<PrepareRequest> DecodePrepareRequest(base::ByteSpan bytes);
 Payload Encode(const CheckMessage& message);

@@ -72,10 +72,52 @@ TEST(RankProtocol, OwnedParts) {
   ExpectStrict(Encode(std::span(parts)), DecodeOwnedParts);
 }
 
+TEST(RankProtocol, Groups) {
+  const Payload join = Encode(JoinGroup{
+      4, {.name = "g", .host = "::1", .port = 65535, .rank = 3, .size = 9, .backend = "gloo"}});
+  ASSERT_OK_AND_ASSIGN(const JoinGroup joined, DecodeJoinGroup(join));
+  EXPECT_EQ(joined.number, 4U);
+  EXPECT_EQ(joined.address.name, "g");
+  EXPECT_EQ(joined.address.host, "::1");
+  EXPECT_EQ(joined.address.port, 65535);
+  EXPECT_EQ(joined.address.rank, 3U);
+  EXPECT_EQ(joined.address.size, 9U);
+  EXPECT_EQ(joined.address.backend, "gloo");
+  ExpectStrict(join, DecodeJoinGroup);
+  const Payload leave = Encode(LeaveGroup{4, "g"});
+  ASSERT_OK_AND_ASSIGN(const LeaveGroup left, DecodeLeaveGroup(leave));
+  EXPECT_EQ(left.number, 4U);
+  EXPECT_EQ(left.name, "g");
+  ExpectStrict(leave, DecodeLeaveGroup);
+  const Payload request = Encode(ReceiveGroup{
+      5,
+      {.group = "g",
+       .announced = {{.name = "a", .dtype = tensor::Dtype::kU64, .shape = {2, 0}, .bytes = {}},
+                     {.name = "b", .dtype = tensor::Dtype::kBool, .shape = {}, .bytes = {}}},
+       .flattened = true}});
+  ASSERT_OK_AND_ASSIGN(const ReceiveGroup receive, DecodeReceiveGroup(request));
+  EXPECT_EQ(receive.ticket, 5U);
+  EXPECT_TRUE(receive.tensors.flattened);
+  ASSERT_EQ(receive.tensors.announced.size(), 2U);
+  EXPECT_EQ(receive.tensors.announced[0].dtype, tensor::Dtype::kU64);
+  EXPECT_EQ(receive.tensors.announced[0].shape, (std::vector<std::uint64_t>{2, 0}));
+  EXPECT_EQ(receive.tensors.announced[1].name, "b");
+  ExpectStrict(request, DecodeReceiveGroup);
+}
+
+TEST(RankProtocol, Producers) {
+  const Payload encoded = Encode(ProducerRequest{Selector::kDraft, "ipc://@a", "not now"});
+  ASSERT_OK_AND_ASSIGN(const ProducerRequest request, DecodeProducerRequest(encoded));
+  EXPECT_EQ(request.selector, Selector::kDraft);
+  EXPECT_EQ(request.endpoint, "ipc://@a");
+  EXPECT_EQ(request.refusal, "not now");
+  ExpectStrict(encoded, DecodeProducerRequest);
+}
+
 TEST(RankProtocol, UpdatesAndChecks) {
   const Payload message(5, std::byte{3});
   const Payload received = Encode(
-      ReceiveRequest{Selector::kDraft, payload::Format::kSafetensors, /*direct=*/true, message});
+      ReceiveRequest{Selector::kDraft, payload::Format::kSafetensors, /*direct=*/true, 7, message});
   ASSERT_OK_AND_ASSIGN(const ReceiveRequest receive, DecodeReceiveRequest(received));
   EXPECT_EQ(receive.selector, Selector::kDraft);
   EXPECT_EQ(receive.format, payload::Format::kSafetensors);

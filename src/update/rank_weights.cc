@@ -135,6 +135,17 @@ bool RankWeights::may_write_in_place() const {
       runners_, [](const auto& runner) { return runner->transaction.may_write_in_place(); });
 }
 
+// Every tensor of every runner twice, in a type twice as wide as its own.
+std::uint64_t RankWeights::most_message_bytes() const {
+  std::uint64_t bytes = std::uint64_t{64} << 20;
+  for (const auto& runner : runners_) {
+    for (const layout::TensorSpec& tensor : runner->model.plan().tensors()) {
+      bytes += 4 * tensor::ByteCount(tensor.dtype, tensor.shape).value_or(0);
+    }
+  }
+  return bytes;
+}
+
 Status RankWeights::CompareConfiguration(const std::string& path) const {
   SYNCLINE_ASSIGN(const bool exists, base::Exists(files_, base::JoinPath(path, "config.json")));
   if (!exists) return {};  // weights only: the tensors' names and shapes say whether they fit
@@ -190,19 +201,23 @@ Result<Staged> RankWeights::Stage(const std::string& path) {
 
 Result<Staged> RankWeights::Receive(Selector selector, payload::Format format, bool direct,
                                     base::ByteSpan message) {
-  return Caught("a message of tensors",
-                [&] { return ReceiveIn(selector, format, direct, message); });
+  return Caught("a message of tensors", [&]() -> Result<Staged> {
+    SYNCLINE_ASSIGN(const auto batch, payload::Decode(message, format, options_.rank));
+    return ReceiveIn(selector, direct, *batch);
+  });
+}
+
+Result<Staged> RankWeights::Receive(Selector selector, const payload::Batch& batch) {
+  return Caught("tensors that came", [&] { return ReceiveIn(selector, /*direct=*/false, batch); });
 }
 
 Result<Staged> RankWeights::Prepare(Selector selector, bool whole) {
   return Caught("making ready what came", [&] { return PrepareIn(selector, whole); });
 }
 
-Result<Staged> RankWeights::ReceiveIn(Selector selector, payload::Format format, bool direct,
-                                      base::ByteSpan message) {
+Result<Staged> RankWeights::ReceiveIn(Selector selector, bool direct, const payload::Batch& batch) {
   SYNCLINE_TRY(cancel_.Check());
-  SYNCLINE_ASSIGN(const auto batch, payload::Decode(message, format, options_.rank));
-  const std::vector<layout::Arrival> arrivals = ArrivalsOf(*batch);
+  const std::vector<layout::Arrival> arrivals = ArrivalsOf(batch);
   const std::vector<OwnRunner*> selected = Selected(selector);
   Staged staged;
   if (selected.empty()) return staged;
@@ -231,7 +246,7 @@ Result<Staged> RankWeights::ReceiveIn(Selector selector, payload::Format format,
     SYNCLINE_TRY(selected[i]->transaction.Write(arrivals, claims[i], staging_pool_));
     staged.in_place = staged.in_place || selected[i]->transaction.writes_in_place();
   }
-  SYNCLINE_TRY(batch->Intact());
+  SYNCLINE_TRY(batch.Intact());
   return staged;
 }
 

@@ -89,6 +89,9 @@ class RankWeights {
   // May an update write in place? Then no forward may run from the first message to Commit or Drop.
   bool may_write_in_place() const;
 
+  // A bound for what one message can bring that makes sense.
+  std::uint64_t most_message_bytes() const;
+
   // Reads and checks a whole checkpoint (configuration, every name, shape and dtype; nothing
   // missing, nothing unknown) for all runners and makes it ready. What was made ready before is
   // dropped. A replica's lock is held shared while it is read; it must be whole and stay at its
@@ -99,6 +102,8 @@ class RankWeights {
   // knows it. A message that fails has written nothing, unless the fault is in its values.
   base::Result<Staged> Receive(Selector selector, payload::Format format, bool direct,
                                base::ByteSpan message);
+  // The same for tensors that came another way.
+  base::Result<Staged> Receive(Selector selector, const payload::Batch& batch);
 
   // Makes what came ready. `whole`: halves are kOutOfOrder, else they wait; and a draft of
   // `selector` that got nothing although something came is kNotFound.
@@ -160,8 +165,7 @@ class RankWeights {
                           std::vector<tensor::Digest>& tensors, std::string& derived) const;
   base::Status CompareConfiguration(const std::string& path) const;
   base::Result<Staged> StageIn(const std::string& path);
-  base::Result<Staged> ReceiveIn(Selector selector, payload::Format format, bool direct,
-                                 base::ByteSpan message);
+  base::Result<Staged> ReceiveIn(Selector selector, bool direct, const payload::Batch& batch);
   base::Result<Staged> PrepareIn(Selector selector, bool whole);
   std::vector<std::string> Lost() const;
   bool WritesInPlace() const;

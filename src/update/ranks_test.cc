@@ -125,7 +125,8 @@ class Rank {
       follower_ = *std::move(joined);
       auto weights = FollowingWeights::Create(
           files, {{.role = "", .model = &model}}, *follower_,
-          {.launch_path = launch, .rank = rank, .backup_directory = backup});
+          {.launch_path = launch, .rank = rank, .backup_directory = backup},
+          std::chrono::seconds(20));
       joined_.count_down();
       // Why it ended is what the tests look at on rank 0.
       std::ignore = engine::FollowCommands(*follower_, model, [&](ranks::Message message) {

@@ -8,7 +8,9 @@
 //             2. exclusively: "commit" in the order of commands, commit here, wait for all; label
 //                and path follow in the same instant;
 //             3. the engine goes on.
-// An update outside a session is the same for one message; a checkpoint is one message too.
+// An update outside a session is the same for one message; a checkpoint is one message too. So is
+// all that the producers of checkpoint-engine send, one to each rank; the end of each is answered
+// when the update is live everywhere or has failed (in a session: when every rank has it).
 //
 // Invariants: between two steps all ranks hold the live bytes of the same version, because a step
 // and a commit are in one order on all of them. What failed before 2 has changed nothing that is
@@ -58,10 +60,10 @@ UpdateReport ReportOf(const Staged& staged) {
 
 }  // namespace
 
-Updates::Updates(Engine& engine, RankWeights& own, const Others& others,
-                 const Weights::Options& options)
+Updates::Updates(Engine& engine, RankWeights& own, RankGroups& groups, RankProducer& producer,
+                 const Others& others, const Weights::Options& options)
     : engine_(engine),
-      ranks_(own, others, options.host),
+      ranks_(own, groups, producer, others, options.host),
       options_(options),
       model_path_(options.launch_path) {}
 
@@ -133,6 +135,7 @@ Hold Updates::HoldNow() const {
   const SessionState now = state();
   // Who released the weights is about to send new ones; those who wait for them may.
   if (now.incomplete) return discarded_ ? Hold::kShut : Hold::kRefuse;
+  if (now.awaiting) return Hold::kRefuse;
   const bool released = now.released.kv_cache || now.released.weights;
   if (!now.pending.empty() || released) return Hold::kWait;
   // A session that may write in place keeps the engine held until its end.
@@ -154,17 +157,24 @@ Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::str
     state.incomplete = incomplete;
     state.pending = pending;
   });
+  const bool awaiting = state().awaiting;
   const Hold hold = HoldNow();
   if (hold == Hold::kNone && !held_) return {};
   held_ = hold != Hold::kNone;
-  return WaitFor(
-      [&](Engine::Done done) { engine_.SetHold(hold, incomplete.value_or(""), std::move(done)); });
+  const std::string reason = incomplete.value_or(
+      awaiting ? "the engine waits for its first weights, as it was started to do" : "");
+  return WaitFor([&](Engine::Done done) { engine_.SetHold(hold, reason, std::move(done)); });
+}
+
+Status Updates::AwaitWeights() {
+  ChangeState([](SessionState& state) { state.awaiting = true; });
+  return Settle({}, {});
 }
 
 // `derive_only`: nothing came; who wrote past us relies on it.
 Status Updates::Commit(const Engine::ExclusiveOptions& options, bool derive_only,
                        const std::optional<std::string>& path) {
-  return ExclusiveWork(options, [&]() -> Status {
+  SYNCLINE_TRY(ExclusiveWork(options, [&]() -> Status {
     if (derive_only) return ranks_.DeriveLive();
     SYNCLINE_ASSIGN(lost_, ranks_.Commit());
     if (path) {
@@ -172,7 +182,9 @@ Status Updates::Commit(const Engine::ExclusiveOptions& options, bool derive_only
       model_path_ = *path;
     }
     return {};
-  });
+  }));
+  ChangeState([](SessionState& state) { state.awaiting = false; });
+  return {};
 }
 
 // Said before anything is done; the engine looks again when it counts.
@@ -316,6 +328,13 @@ Result<UpdateReport> Updates::CommitSession(UpdateReport report) {
   return report;
 }
 
+void Updates::Failed(const base::Error& error) {
+  Touch();
+  ChangeState([&](SessionState& state) {
+    if (state.open && !state.failure) state.failure = error.message;
+  });
+}
+
 void Updates::Expire(std::chrono::milliseconds silence) {
   if (!state().open || Clock::now() - heard_ < silence) return;
   base::Log(base::LogLevel::kWarning,
@@ -331,7 +350,7 @@ void Updates::Expire(std::chrono::milliseconds silence) {
 
 Status Updates::CheckPayloads(const TensorUpdate& update) const {
   const std::size_t count = update.payloads.size();
-  if (count == ranks_.size()) return {};
+  if (update.ticket != 0 || !update.endpoints.empty() || count == ranks_.size()) return {};
   if (count == 1 && update.format == payload::Format::kSafetensors) return {};
   return Fail(Code::kInvalidArgument,
               fmt::format("serialized_named_tensors has {} elements, expected one for each of the "
@@ -344,11 +363,10 @@ Result<Selector> Updates::CheckSession(const TensorUpdate& update) const {
   SYNCLINE_TRY(CheckMemory());
   const SessionState now = state();
   if (!now.open) {
-    if (options_.sessions != SessionRule::kRequired)
+    if (options_.sessions != SessionRule::kRequired || !update.endpoints.empty())
       return update.selector.value_or(Selector::kAll);
     return Fail(Code::kOutOfOrder,
-                "update_weights_from_tensor must run between begin_weight_update() and "
-                "end_weight_update()");
+                update.route + " must run between begin_weight_update() and end_weight_update()");
   }
   if (now.failure) {
     return Fail(Code::kOutOfOrder,
@@ -366,11 +384,33 @@ Result<Selector> Updates::CheckSession(const TensorUpdate& update) const {
                           Name(selector), Name(now.selector)));
 }
 
-Result<UpdateReport> Updates::FromTensors(const TensorUpdate& update) {
-  Touch();
+Result<Selector> Updates::Check(const TensorUpdate& update) const {
   SYNCLINE_ASSIGN(const Selector selector, CheckSession(update));
   SYNCLINE_TRY(CheckPayloads(update));
   SYNCLINE_TRY(CheckFlush(update.flush_cache));
+  return selector;
+}
+
+Result<UpdateReport> Updates::FromProducers(const TensorUpdate& update) {
+  if (update.endpoints.size() != ranks_.size()) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("{} endpoints for {} ranks", update.endpoints.size(), ranks_.size()));
+  }
+  // A producer waits for an engine until one comes.
+  if (const Result<Selector> checked = Check(update); !checked) {
+    static_cast<void>(
+        ranks_.ReceiveFromProducers(update.endpoints, Selector::kAll, checked.error().message));
+    ranks_.FinishProducers(checked.error().message);
+    return std::unexpected(checked.error());
+  }
+  Result<UpdateReport> report = FromTensors(update);
+  ranks_.FinishProducers(report ? "" : report.error().message);
+  return report;
+}
+
+Result<UpdateReport> Updates::FromTensors(const TensorUpdate& update) {
+  Touch();
+  SYNCLINE_ASSIGN(const Selector selector, Check(update));
   if (!state().open) return ApplyOne(update, selector);
   const Clock::time_point begin = Clock::now();
   const Result<Staged> staged = ranks_.Receive(update, selector);

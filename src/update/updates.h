@@ -23,15 +23,21 @@ namespace syncline::update {
 class Updates {
  public:
   // All must outlive it.
-  Updates(engine::Engine& engine, RankWeights& own, const Others& others,
-          const Weights::Options& options);
+  Updates(engine::Engine& engine, RankWeights& own, RankGroups& groups, RankProducer& producer,
+          const Others& others, const Weights::Options& options);
 
   base::Result<UpdateReport> FromDisk(const DiskUpdate& update);
   base::Result<UpdateReport> FromTensors(const TensorUpdate& update);
+  // The same with endpoints; the producers are told what came of it, also where it is refused.
+  base::Result<UpdateReport> FromProducers(const TensorUpdate& update);
   base::Status Begin(const BeginRequest& request);
   base::Result<UpdateReport> End(const EndRequest& request);
   base::Status ReleaseMemory(MemoryParts parts);
   base::Status ResumeMemory(MemoryParts parts);
+  // Something that was to come did not: a session that is open has failed.
+  void Failed(const base::Error& error);
+  // Refuses to generate until an update has gone well.
+  base::Status AwaitWeights();
   // Undoes a session of which nothing was heard for that long.
   void Expire(std::chrono::milliseconds silence);
 
@@ -58,6 +64,7 @@ class Updates {
   base::Status CheckFlush(bool flush) const;
   base::Status CheckPayloads(const TensorUpdate& update) const;
   base::Result<Selector> CheckSession(const TensorUpdate& update) const;
+  base::Result<Selector> Check(const TensorUpdate& update) const;
   base::Result<UpdateReport> ApplyOne(const TensorUpdate& update, Selector selector);
   base::Result<UpdateReport> CommitSession(UpdateReport report);
   void Close();

@@ -9,9 +9,12 @@
 #include <mutex>
 #include <thread>
 
+#include "base/log.h"
+#include "base/task_threads.h"
 #include "base/worker.h"
 #include "model/model.h"
 #include "update/others.h"
+#include "update/producer.h"
 #include "update/rank_protocol.h"
 #include "update/readings.h"
 #include "update/updates.h"
@@ -42,8 +45,17 @@ class LiveWeights : public Weights {
               .undo_memory = options_.undo_memory,
               .backup_directory = options_.backup_directory},
              cancel_),
-        changes_(engine, own_, others_, options_),
+        own_groups_({.timeout = options_.transfer_timeout, .most_bytes = own_.most_message_bytes()},
+                    cancel_),
+        groups_(own_groups_, others_, options_.host),
+        producer_(own_, options_.transfer_timeout, cancel_),
+        changes_(engine, own_, own_groups_, producer_, others_, options_),
         readings_(files, engine, plan_, own_, others_, cancel_, options_.launch_path) {
+    if (options_.await_weights) {
+      if (const Status held = changes_.AwaitWeights(); !held) {
+        base::Log(base::LogLevel::kError, held.error().message);
+      }
+    }
     if (options_.session_timeout.count() > 0) {
       watch_ = std::jthread([this](const std::stop_token& stop) { Watch(stop); });
     }
@@ -65,7 +77,10 @@ class LiveWeights : public Weights {
   }
   void FromTensors(TensorUpdate update, Updated done) override {
     updates_.Post([this, update = std::move(update), done = std::move(done)] {
-      done(Run([&] { return changes_.FromTensors(update); }));
+      done(Run([&] {
+        return update.endpoints.empty() ? changes_.FromTensors(update)
+                                        : changes_.FromProducers(update);
+      }));
     });
   }
   void Begin(BeginRequest request, std::function<void(Status)> done) override {
@@ -76,6 +91,21 @@ class LiveWeights : public Weights {
   void End(EndRequest request, Updated done) override {
     updates_.Post([this, request, done = std::move(done)] {
       done(Run([&] { return changes_.End(request); }));
+    });
+  }
+  void JoinGroup(GroupRequest request, std::function<void(Status)> done) override {
+    transfers_.Run([this, request = std::move(request), done = std::move(done)] {
+      done(Run([&] { return groups_.Join(request); }));
+    });
+  }
+  void LeaveGroup(std::string name, std::function<void(Status)> done) override {
+    transfers_.Run([this, name = std::move(name), done = std::move(done)] {
+      done(Run([&] { return groups_.Leave(name); }));
+    });
+  }
+  void FromGroup(GroupUpdate update, Updated done) override {
+    transfers_.Run([this, update = std::move(update), done = std::move(done)] {
+      ReceiveThenUpdate(update, done);
     });
   }
   // Not behind the updates: it takes no lock.
@@ -138,6 +168,7 @@ class LiveWeights : public Weights {
     const std::scoped_lock lock(mutex_);
     return source_;
   }
+  void ReceiveThenUpdate(const GroupUpdate& update, const Updated& done);
   // On the pull thread.
   std::vector<HostPull> PullEverywhere(const PullRequest& request);
 
@@ -147,17 +178,43 @@ class LiveWeights : public Weights {
   const Others others_;
   base::CancelToken cancel_;
   RankWeights own_;
+  RankGroups own_groups_;
+  Groups groups_;
+  RankProducer producer_;
   Updates changes_;
   Readings readings_;
   mutable std::mutex mutex_;
   std::string source_;  // guarded by mutex_: store of the last pull
   // Last, so that they end first.
   base::Worker updates_;
+  base::TaskThreads transfers_;  // they post to updates_
   base::Worker labels_;
   base::Worker pulls_;
   base::Worker reading_;
   std::jthread watch_;
 };
+
+void LiveWeights::ReceiveThenUpdate(const GroupUpdate& update, const Updated& done) {
+  const Result<std::uint64_t> ticket = Run([&] { return groups_.Receive(update.tensors); });
+  updates_.Post([this, update, ticket, done] {
+    if (!ticket) {
+      changes_.Failed(ticket.error());
+      return done(base::Annotate(ticket.error(), "Failed to receive weights"));
+    }
+    const TensorUpdate tensors = {.ticket = *ticket,
+                                  .route = "update_weights_from_distributed",
+                                  .weight_version = update.weight_version,
+                                  .flush_cache = update.flush_cache,
+                                  .selector = update.selector};
+    const Result<UpdateReport> report = Run([&]() -> Result<UpdateReport> {
+      if (update.refusal.empty()) return changes_.FromTensors(tensors);
+      changes_.Failed({Code::kInvalidArgument, update.refusal});
+      return Fail(Code::kInvalidArgument, update.refusal);
+    });
+    if (!report) groups_.Forget(*ticket);
+    done(report);
+  });
+}
 
 void LiveWeights::Watch(const std::stop_token& stop) {
   std::mutex mutex;

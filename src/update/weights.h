@@ -16,6 +16,8 @@
 #include "payload/payload.h"
 #include "tensor/digest.h"
 #include "tensor/dtype.h"
+#include "update/group_tensors.h"
+#include "update/groups.h"
 #include "update/rank_weights.h"
 #include "update/runner.h"
 #include "update/selector.h"
@@ -83,16 +85,32 @@ struct SessionState {
   // have not all come since): it refuses to generate.
   std::optional<std::string> incomplete;
   MemoryParts released;
+  // The engine was started to wait for weights, and none have come: it refuses to generate.
+  bool awaiting = false;
 };
 
 struct TensorUpdate {
   // By rank; one for all ranks only in the formats that bring bytes (safetensors).
   std::vector<std::vector<std::byte>> payloads;
+  // Not 0: there are no payloads, the tensors came another way (groups.h) and lie on every rank.
+  std::uint64_t ticket = 0;
+  // Not empty: no payloads; producers of checkpoint-engine send the tensors over these, by rank.
+  std::vector<std::string> endpoints;
+  std::string route = "update_weights_from_tensor";  // for messages
   payload::Format format = payload::Format::kPlain;
   bool direct = false;  // names are those of the engine's parameters, in their load layout
   std::optional<std::string> weight_version;
   bool flush_cache = true;
   std::optional<Selector> selector;  // nothing: that of the session, else all
+};
+
+struct GroupUpdate {
+  GroupTensors tensors;
+  std::optional<std::string> weight_version;
+  bool flush_cache = true;
+  std::optional<Selector> selector;
+  // Not empty: it must not be done, for this reason, but its tensors come all the same.
+  std::string refusal;
 };
 
 struct CheckRequest {
@@ -170,12 +188,15 @@ class Weights {
     std::string host = "localhost";   // what this host is called in replies
     std::vector<Runner> drafts;       // updated beside the model; the same on all ranks
     SessionRule sessions = SessionRule::kOptional;
+    bool await_weights = false;  // generates nothing before the first update
     // Of each rank and runner: bytes that the second arena may hold. What goes beyond is written in
     // place. 0: everything is.
     std::uint64_t undo_memory = ~std::uint64_t{0};
     std::chrono::milliseconds session_timeout{0};  // without a message; 0: none
     // As RankWeights::Options::backup_directory.
     std::string backup_directory;
+    // Of joining a group of processes, of each transfer over it, and of each message of a producer.
+    std::chrono::milliseconds transfer_timeout = std::chrono::seconds(300);
   };
   // All must outlive it.
   static std::unique_ptr<Weights> Create(base::FileSystem& files, engine::Engine& engine,
@@ -205,6 +226,14 @@ class Weights {
   virtual void End(EndRequest request, Updated done) = 0;
   // Inside a session; or a transaction of its own, where the rule allows it.
   virtual void FromTensors(TensorUpdate update, Updated done) = 0;
+  // Groups of processes that a trainer makes: all ranks join, or none. They wait for nothing else that is
+  // done here, and for each other only by name.
+  virtual void JoinGroup(GroupRequest request, std::function<void(base::Status)> done) = 0;
+  virtual void LeaveGroup(std::string name, std::function<void(base::Status)> done) = 0;
+  // Receives what the trainer broadcasts, at once, whatever else is under way; then as FromTensors. What
+  // must be refused is received too, so that the trainer's call ends, and then refused. Where receiving
+  // fails the group is left on all ranks, and a session that is open has failed.
+  virtual void FromGroup(GroupUpdate update, Updated done) = 0;
   // Sets the label; in a session, at its end. Says which label now holds or will hold.
   virtual void SetVersion(std::string label, std::function<void(base::Status)> done) = 0;
   virtual SessionState session() const = 0;
