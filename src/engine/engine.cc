@@ -394,7 +394,7 @@ void EngineThread::RunExclusive(PendingExclusive exclusive) {
     return exclusive.done(FlushRefused(static_cast<std::uint32_t>(scheduler_.running())));
   }
   Status status;
-  if (exclusive.options.flush) scheduler_.Forget();
+  if (exclusive.options.flush || exclusive.options.kv) scheduler_.Forget();
   scheduler_.WeightsChanged();
   try {
     if (exclusive.options.kv) status = ChangeKv(*exclusive.options.kv);

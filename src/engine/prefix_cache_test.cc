@@ -282,6 +282,22 @@ TEST_F(PrefixCacheTest, AcrossVersionsOnDemandAndThenSpansSaySo) {
   EXPECT_EQ(flushed.prefill_weight_versions[0].version, "v2");
 }
 
+TEST_F(PrefixCacheTest, MemoryThatWasReleasedHoldsNothingThatIsReused) {
+  Start({.prefix_cache_across_versions = true});
+  const Tokens prompt = Numbers(40);
+  Generate(prompt, 2);
+  const auto change = [&](Engine::ExclusiveOptions options) {
+    return Wait([&](Engine::Done done) {
+      engine_->Exclusive(std::move(options), []() -> base::Status { return {}; }, std::move(done));
+    });
+  };
+  ASSERT_OK(change({.hold = Hold::kWait, .kv = KvMemory::kRelease}));
+  ASSERT_OK(change({.hold = Hold::kNone, .kv = KvMemory::kTake}));
+  const Event after = Generate(prompt, 5);
+  EXPECT_EQ(after.cached_tokens, 0U);
+  EXPECT_EQ(after.tokens, FakeModel::Continue(prompt, 5));
+}
+
 // Many requests with common beginnings in a small cache, with retractions, pauses and updates: each
 // that began and ended under one version has that version's tokens.
 TEST_F(PrefixCacheTest, NoTokenIsOfOtherWeightsThanItsSpansSay) {
