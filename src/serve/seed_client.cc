@@ -8,7 +8,6 @@
 
 #include <charconv>
 #include <chrono>
-#include <future>
 
 #include "objects/transfer.h"
 #include "objects/url.h"
@@ -156,13 +155,9 @@ Status SeedClient::Take(update::Weights& weights, const SeedInfo& info) const {
         fmt::format("the seed {} lays its weights out in another way (--fp8-scales?)", url_));
   }
   SYNCLINE_ASSIGN(const update::SeedGroups groups, OpenGroups());
-  auto sent = std::async(std::launch::async, [&] { return AskToSend(groups.name); });
-  const Status taken = weights.TakeSeed(groups, [&] { return sent.get(); });
+  const Status taken = weights.TakeSeed(groups, [&] { return AskToSend(groups.name); });
   if (taken) return {};
-  // Where the seed has an answer, that is the reason.
-  const Result<update::SeedReport> answer = sent.valid() ? sent.get() : update::SeedReport();
-  return base::Annotate(answer ? taken.error() : answer.error(),
-                        fmt::format("no weights from {}", url_));
+  return base::Annotate(taken.error(), fmt::format("no weights from {}", url_));
 }
 
 }  // namespace syncline::serve

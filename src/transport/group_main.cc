@@ -139,6 +139,14 @@ void WatchStore(int socket_fd) {
   EndWith("the trainer has closed the group's store");
 }
 
+// The engine is gone, perhaps in the middle of a question.
+void WatchEngine() {
+  pollfd polled = {.fd = STDIN_FILENO, .events = 0, .revents = 0};  // POLLHUP comes unasked
+  while (poll(&polled, 1, -1) < 0 && errno == EINTR) {
+  }
+  _exit(0);
+}
+
 // ---- the group ----
 
 // What is asked of a question. A member that is missing or of another type: the engine is not ours.
@@ -277,6 +285,7 @@ int main() {
   signal(SIGPIPE, SIG_IGN);
   g_answers = dup(STDOUT_FILENO);
   dup2(STDERR_FILENO, STDOUT_FILENO);
+  std::thread(WatchEngine).detach();
   try {
     Serve();
   } catch (const c10::Error& error) {

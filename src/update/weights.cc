@@ -101,12 +101,17 @@ class LiveWeights : public Weights {
       }));
     });
   }
+  // The other engine may never come: updates do not wait for that.
   void SendSeed(std::string name, std::function<void(Result<SeedReport>)> done) override {
-    updates_.Post([this, name = std::move(name), done = std::move(done)] {
-      done(Run([&]() -> Result<SeedReport> {
-        SYNCLINE_ASSIGN(std::vector<std::string> hashes, seeds_.Send(name));
-        return SeedReport{engine_.stats().weight_version, std::move(hashes)};
-      }));
+    transfers_.Run([this, name = std::move(name), done = std::move(done)] {
+      const Status come = Run([&] { return seeds_.Wait(name); });
+      if (!come) return done(std::unexpected(come.error()));
+      updates_.Post([this, name, done] {
+        done(Run([&]() -> Result<SeedReport> {
+          SYNCLINE_ASSIGN(std::vector<std::string> hashes, seeds_.Send(name));
+          return SeedReport{engine_.stats().weight_version, std::move(hashes)};
+        }));
+      });
     });
   }
   Status TakeSeed(SeedGroups groups, const std::function<Result<SeedReport>()>& expected) override;
@@ -206,14 +211,21 @@ Status LiveWeights::TakeSeed(SeedGroups groups,
                              const std::function<Result<SeedReport>()>& expected) {
   const std::string name = groups.name;
   SYNCLINE_TRY(seeds_.Open(groups));
-  SYNCLINE_ASSIGN(const std::vector<std::string> hashes, seeds_.Receive(name));
-  const Result<SeedReport> answer = expected();
+  // A seed that refuses, or is gone, would be waited for.
+  auto asked = std::async(std::launch::async, [&] {
+    Result<SeedReport> sent = expected();
+    if (!sent) seeds_.Close(name);
+    return sent;
+  });
+  const Result<std::vector<std::string>> hashes = seeds_.Receive(name);
+  const Result<SeedReport> answer = asked.get();
   seeds_.Close(name);
   SYNCLINE_ASSIGN(const SeedReport sent, answer);
-  if (hashes != sent.hashes) {
+  SYNCLINE_TRY(hashes);
+  if (*hashes != sent.hashes) {
     return Fail(Code::kChecksumMismatch,
                 fmt::format("the weights that came have the hashes {}, expected {}",
-                            fmt::join(hashes, " "), fmt::join(sent.hashes, " ")));
+                            fmt::join(*hashes, " "), fmt::join(sent.hashes, " ")));
   }
   std::promise<Status> labelled;
   SetVersion(sent.weight_version, [&](Status status) { labelled.set_value(std::move(status)); });
