@@ -1,7 +1,7 @@
 # Two commands matter to a new user: `make demo` and `make test`. Each target sets up what is missing.
 PYTHON := .venv/bin/python
 
-.PHONY: all setup build wheel demo test torture bench lint format sanitize tsan fuzz clean
+.PHONY: all setup build wheel demo test torture orders crowd bench lint format sanitize tsan fuzz clean
 
 all: build
 
@@ -24,6 +24,14 @@ test: build
 # N cases of faults, by chance from SEED (tests/torture). A failed one prints how to play it again.
 torture: build
 	@build/bin/torture --cases $(or $(N),20000) --seed $(or $(SEED),$$(date +%s))
+
+# 500 requests at once for two minutes, while weights are updated in pauses of each mode.
+crowd: build
+	@$(PYTHON) tests/trainers/crowd.py
+
+# N short lives of an engine with requests in any order, by chance from SEED (tests/orders).
+orders: build
+	@build/bin/orders --cases $(or $(N),10000) --seed $(or $(SEED),$$(date +%s))
 
 # ONLY=regex runs some of the lines.
 bench: build

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import ssl
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
@@ -23,6 +25,7 @@ _BY_STATUS: dict[int, type[errors.Error]] = {
     404: errors.NotFoundError,
     408: errors.TimedOutError,
     413: errors.LimitExceededError,
+    429: errors.UnavailableError,
     503: errors.UnavailableError,
 }
 
@@ -41,17 +44,23 @@ class Client:
     """Talks to one engine. Thread-safe: every call has a connection of its own.
 
     Args:
-        url: for example "http://127.0.0.1:30000".
+        url: for example "http://127.0.0.1:30000", or "https://…".
         api_key: sent as a bearer token.
+        ca_file: PEM file of the authorities that are trusted; None: those of the system.
         timeout: seconds that a call may be silent; None waits for ever, as trainers do.
 
     All methods raise UnavailableError where the engine cannot be reached, and the exception for the
     reply's status with the engine's own message otherwise: InvalidArgumentError for 400,
-    PermissionDeniedError for 401 and 403, NotFoundError for 404, UnavailableError for 503.
+    PermissionDeniedError for 401 and 403, NotFoundError for 404, UnavailableError for 429 and 503.
     """
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, timeout: float | None = None
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        ca_file: StrPath | None = None,
+        timeout: float | None = None,
     ) -> None:
         parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -60,6 +69,7 @@ class Client:
         self._parts = parts
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = timeout
+        self._tls = _trusting(ca_file) if parts.scheme == "https" else None
 
     # What engineers do with a model.
 
@@ -304,13 +314,10 @@ class Client:
         return self._call("POST", path, body)
 
     def _connect(self) -> http.client.HTTPConnection:
-        kind = (
-            http.client.HTTPSConnection
-            if self._parts.scheme == "https"
-            else http.client.HTTPConnection
-        )
-        host = self._parts.hostname or ""
-        return kind(host, self._parts.port, timeout=self._timeout)
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._tls is None:
+            return http.client.HTTPConnection(host, port, timeout=self._timeout)
+        return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=self._tls)
 
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Any
@@ -352,6 +359,16 @@ def _encode(body: Any) -> tuple[list[bytes] | list[memoryview] | None, str]:
     if isinstance(body, list) and body and isinstance(body[0], memoryview):
         return body, "application/octet-stream"
     return None if body is None else [json.dumps(body).encode()], "application/json"
+
+
+def _trusting(ca_file: StrPath | None) -> ssl.SSLContext:
+    if ca_file is None:
+        return ssl.create_default_context()
+    path = os.fspath(ca_file)
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:  # ssl.SSLError too
+        raise errors.InvalidArgumentError(f"ca_file: {path}: {error}") from error
 
 
 def _prompt(text: Any, input_ids: Any, fields: dict[str, Any]) -> dict[str, Any]:

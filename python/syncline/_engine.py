@@ -35,6 +35,7 @@ class Engine(Client):
         port: 0 for any free one.
         threads: for the model; None for one a processor.
         options: further options of `syncline serve`, without the dashes: {"max_running_requests": 8}.
+        ca_file: of the authority behind the option ssl_certfile, if there is one (see `Client`).
         log: file for what the engine writes to standard error; None passes it on.
 
     Raises:
@@ -51,6 +52,7 @@ class Engine(Client):
         options: Mapping[str, Any] | None = None,
         log: StrPath | None = None,
         api_key: str | None = None,
+        ca_file: StrPath | None = None,
         timeout: float | None = None,
     ) -> None:
         command = [find_program(), "--model", os.fspath(model), "--port", str(port)]
@@ -76,7 +78,9 @@ class Engine(Client):
         self._errors: list[str] = []
         if self._process.stderr is not None:
             threading.Thread(target=self._pass_on, daemon=True).start()
-        super().__init__(self._wait_until_ready(), api_key=api_key, timeout=timeout)
+        super().__init__(
+            self._wait_until_ready(), api_key=api_key, ca_file=ca_file, timeout=timeout
+        )
 
     @property
     def pid(self) -> int:

@@ -28,7 +28,9 @@ Status Arena::Reserve(std::uint64_t offset, std::uint64_t bytes) {
 void Arena::Release(std::uint64_t offset, std::uint64_t bytes) {
   const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
   const std::uint64_t begin = (offset + page - 1) / page * page;
-  const std::uint64_t end = (offset + bytes) / page * page;
+  // Nothing else lies behind the end of the arena.
+  const std::uint64_t last = offset + bytes == size_ ? size_ + page - 1 : offset + bytes;
+  const std::uint64_t end = last / page * page;
   if (end <= begin) return;
   // What fails keeps its memory.
   static_cast<void>(fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,

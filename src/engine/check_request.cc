@@ -82,7 +82,17 @@ base::Status CheckRequest(const Request& request, const RequestLimits& limits) {
   if (logprobs.top > limits.vocabulary) {
     return Bad("top_logprobs_num", fmt::format("at most {}", limits.vocabulary), logprobs.top);
   }
-  return CheckTokens("token_ids_logprob", logprobs.tokens, limits.vocabulary);
+  SYNCLINE_TRY(CheckTokens("token_ids_logprob", logprobs.tokens, limits.vocabulary));
+  if (!request.experts_from) return {};
+  if (!limits.experts) {
+    return Bad("return_routed_experts", "a model with a mixture of experts", "a dense one");
+  }
+  if (*request.experts_from > request.input_ids.size()) {
+    return Bad("routed_experts_start_len",
+               fmt::format("at most the prompt's length ({})", request.input_ids.size()),
+               *request.experts_from);
+  }
+  return {};
 }
 
 }  // namespace syncline::engine

@@ -11,6 +11,7 @@ namespace syncline::engine {
 struct RequestLimits {
   std::uint32_t vocabulary = 0;
   std::uint32_t max_context = 0;  // prompt and output together
+  bool experts = false;           // the model has a mixture of them
 };
 
 // kInvalidArgument names the field, with expected and actual.

@@ -54,9 +54,12 @@ class EngineThread : public Engine {
         limits_{.vocabulary = model.config().vocabulary,
                 .max_context = std::min<std::uint32_t>(
                     options.max_context > 0 ? options.max_context : model.config().max_positions,
-                    blocks * model::kKvBlock)},
+                    blocks * model::kKvBlock),
+                .experts = model.config().experts.has_value()},
         scheduler_(blocks, {.max_running = options.max_running,
-                            .prefill_rows = std::max<std::uint32_t>(options.prefill_tokens, 1)}),
+                            .prefill_rows = std::max<std::uint32_t>(options.prefill_tokens, 1),
+                            .share_prefixes = options.prefix_cache,
+                            .share_across_weights = options.prefix_cache_across_versions}),
         version_(std::move(weight_version)) {
     UpdateStats();
     thread_ = std::thread([this] { Loop(); });
@@ -110,12 +113,15 @@ class EngineThread : public Engine {
   bool TakeCommands(std::vector<std::function<void()>>& commands);
   void Settle();
   void RunExclusive(PendingExclusive exclusive);
+  Status ChangeKv(KvMemory change);
+  Status CheckIdle() const;
   void SettleFlush();
   void OpenGate();
   void ChangeHold(Hold hold, const std::string& reason);
   // Nothing is computed.
   bool still() const { return paused_ || hold_ != Hold::kNone; }
   void ComputeStep();
+  void KeepExperts(const Step& step);
   void Finished(const Work& work, std::span<float> logits);
   void AbortTaken(const std::vector<std::unique_ptr<Sequence>>& taken, const Finish& finish);
   void AbortScheduled(const Finish& finish);
@@ -202,6 +208,12 @@ Status EngineThread::Submit(Request request, Sink sink) {
     const std::scoped_lock lock(mutex_);
     if (stop_) return Fail(Code::kUnavailable, stop_reason_);
     if (refusal_) return Fail(Code::kUnavailable, *refusal_);
+    // What has not begun to run, also where it has not been looked at yet.
+    const std::size_t queued = ids_.size() - std::min<std::size_t>(ids_.size(), stats_.running);
+    if (options_.max_queued > 0 && queued >= options_.max_queued) {
+      return Fail(Code::kLimitExceeded,
+                  fmt::format("{} requests wait already, which is the limit", queued));
+    }
     if (!ids_.insert(request.id).second) {
       return Fail(Code::kAlreadyExists,
                   fmt::format("rid: a request \"{}\" is running already", request.id));
@@ -264,7 +276,10 @@ void EngineThread::Continue(Done done) {
 
 void EngineThread::Flush(std::chrono::milliseconds wait, Done done) {
   EnqueueWith(done, [this, wait](const Done& flushed) {
-    if (CanFlush()) return flushed({});
+    if (CanFlush()) {
+      scheduler_.Forget();
+      return flushed({});
+    }
     if (wait.count() <= 0) {
       return flushed(
           Fail(Code::kOutOfOrder, fmt::format("Running: {}, waiting: {}.", scheduler_.running(),
@@ -280,6 +295,9 @@ void EngineThread::Flush(std::chrono::milliseconds wait, Done done) {
 void EngineThread::Exclusive(ExclusiveOptions options, std::function<Status()> work, Done done) {
   EnqueueWith(done,
               [this, options = std::move(options), work = std::move(work)](const Done& finished) {
+                if (options.idle) {
+                  if (const Status idle = CheckIdle(); !idle) return finished(idle);
+                }
                 exclusives_.push_back({options, work, finished});
               });
 }
@@ -294,9 +312,11 @@ void EngineThread::SetHold(Hold hold, std::string reason, Done done) {
 void EngineThread::ChangeHold(Hold hold, const std::string& reason) {
   hold_ = hold;
   hold_reason_ = reason;
+  scheduler_.WeightsChanged();  // or will have, when it is released
   {
     const std::scoped_lock lock(mutex_);
-    refusal_ = hold == Hold::kRefuse ? std::optional(reason) : std::nullopt;
+    const bool refuses = hold == Hold::kRefuse || hold == Hold::kShut;
+    refusal_ = refuses ? std::optional(reason) : std::nullopt;
   }
   if (hold == Hold::kRefuse) AbortAll(Aborted(reason, 503));
 }
@@ -369,12 +389,16 @@ void EngineThread::Settle() {
 }
 
 void EngineThread::RunExclusive(PendingExclusive exclusive) {
+  if (exclusive.options.idle && !CanFlush()) return exclusive.done(CheckIdle());
   if (exclusive.options.flush && scheduler_.running() > 0) {
     return exclusive.done(FlushRefused(static_cast<std::uint32_t>(scheduler_.running())));
   }
   Status status;
+  if (exclusive.options.flush || exclusive.options.kv) scheduler_.Forget();
+  scheduler_.WeightsChanged();
   try {
-    status = exclusive.work();
+    if (exclusive.options.kv) status = ChangeKv(*exclusive.options.kv);
+    if (status) status = exclusive.work();
   } catch (const std::exception& error) {
     status = Fail(Code::kInternal, error.what());
   }
@@ -383,12 +407,39 @@ void EngineThread::RunExclusive(PendingExclusive exclusive) {
   exclusive.done(std::move(status));
 }
 
+Status EngineThread::ChangeKv(KvMemory change) {
+  if (change == KvMemory::kRelease) return model_.ReserveKv(0);
+  Status taken = model_.ReserveKv(scheduler_.blocks_total());
+  // A rank may have it.
+  if (!taken) {
+    static_cast<void>(model_.ReserveKv(0));
+    return base::Annotate(taken.error(), "the key-value cache stays released");
+  }
+  return {};
+}
+
+Status EngineThread::CheckIdle() const {
+  if (CanFlush()) return {};
+  if (still()) {
+    return Fail(
+        Code::kOutOfOrder,
+        fmt::format("{} requests are paused in place and hold their cache; end them, or pause "
+                    "with mode=retract",
+                    scheduler_.running()));
+  }
+  return Fail(Code::kOutOfOrder,
+              fmt::format("the engine is not idle (running: {}, waiting: {}); wait, abort the "
+                          "requests, or pause generation",
+                          scheduler_.running(), scheduler_.waiting() + gate_.size()));
+}
+
 void EngineThread::SettleFlush() {
   if (!flush_) return;
   const bool can = CanFlush();
   if (!can && Clock::now() < flush_->deadline) return;
   const Done done = std::move(flush_->done);
   flush_.reset();
+  if (can) scheduler_.Forget();
   done(can ? Status() : Fail(Code::kTimeout, "Timed out waiting for idle state."));
 }
 
@@ -411,8 +462,20 @@ void EngineThread::ComputeStep() {
     return AbortScheduled(
         Aborted(computed.error().message, Info(computed.error().code).http_status));
   }
+  if (step.batch.experts) KeepExperts(step);
   for (const Work& work : step.work) {
     Finished(work, std::span(logits_).subspan(work.first_logits_row * vocabulary));
+  }
+}
+
+void EngineThread::KeepExperts(const Step& step) {
+  const std::span<const std::int32_t> all = model_.chosen_experts();
+  const std::size_t width = all.size() / step.batch.tokens.size();
+  for (std::size_t i = 0; i < step.work.size(); ++i) {
+    const model::SequenceSlice& slice = step.batch.sequences[i];
+    Sequence& sequence = *step.work[i].sequence;
+    if (!sequence.request().experts_from) continue;
+    sequence.AddExperts(slice.length, all.subspan(slice.begin * width, slice.length * width));
   }
 }
 
@@ -426,6 +489,7 @@ void EngineThread::Finished(const Work& work, std::span<float> logits) {
   }
   if (!sequence.decoding()) prompt_tokens_ += work.length;
   sequence.Advance(work.length, version_);
+  scheduler_.Publish(sequence);
   bool ended = false;
   if (work.choose) {
     ended = sequence.Generate(logits.subspan(row * vocabulary, vocabulary), version_);
@@ -462,6 +526,7 @@ void EngineThread::UpdateStats() {
       .kv_tokens_used = std::uint64_t{scheduler_.blocks_used()} * model::kKvBlock,
       .kv_tokens_total = std::uint64_t{scheduler_.blocks_total()} * model::kKvBlock,
       .prompt_tokens = prompt_tokens_,
+      .cached_tokens = scheduler_.reused_tokens(),
       .generated_tokens = generated_tokens_,
       .tokens_per_second = rate_.PerSecond(),
       .steps = steps_,

@@ -14,8 +14,14 @@
 //   not paused  admission closes, running and waiting requests finish first, and those that come
 //               meanwhile are gated. A pause that arrives while a command waits lets it run.
 //
-// A held engine (while weights are written in place) computes nothing, paused or not, and gates what
-// comes, or refuses it. It is held and released by who changes the weights, pauses are not his.
+// The prefix cache: requests share the keys and values of a beginning that they have in common. Only
+// what the same weights computed is shared: after an exclusive command, and whenever the engine is
+// held or released, requests find nothing of what was computed before; a new label alone (SetVersion)
+// changes no weights.
+//
+// A held engine (while weights are written in place, or memory is given back) computes nothing,
+// paused or not, and gates what comes, or refuses it. It is held and released by who changes the
+// weights, pauses are not his.
 #pragma once
 
 #include <chrono>
@@ -44,10 +50,18 @@ struct EngineOptions {
   std::uint32_t prefill_tokens = 512;  // prompt tokens computed in one step
   std::uint32_t max_context = 0;       // 0: what the model was made for, bounded by the KV cache
   std::uint64_t seed = 0;              // of requests that bring none
+  std::uint32_t max_queued = 0;        // requests that wait for their turn; 0: no limit
+  bool prefix_cache = true;            // requests share what is computed of the same beginning
+  // Also what other weights computed, unless it is flushed. Spans of versions say so.
+  bool prefix_cache_across_versions = false;
 };
 
 enum class PauseMode { kAbort, kRetract, kInPlace };
-enum class Hold { kNone, kWait, kRefuse };
+// kWait: what comes is gated. kShut: it is refused, and what came before waits. kRefuse: that is
+// ended too.
+enum class Hold { kNone, kWait, kShut, kRefuse };
+// The memory of the key-value cache, on all ranks.
+enum class KvMemory { kRelease, kTake };
 
 struct Stats {
   bool paused = false;
@@ -57,7 +71,8 @@ struct Stats {
   std::uint32_t gated = 0;
   std::uint64_t kv_tokens_used = 0;
   std::uint64_t kv_tokens_total = 0;
-  std::uint64_t prompt_tokens = 0;     // since the start
+  std::uint64_t prompt_tokens = 0;     // computed since the start
+  std::uint64_t cached_tokens = 0;     // found in the prefix cache since the start
   std::uint64_t generated_tokens = 0;  // since the start
   double tokens_per_second = 0;        // generated, over the last ten seconds
   std::uint64_t steps = 0;             // computed since the start
@@ -90,8 +105,8 @@ class Engine {
   // thread.
 
   // Checks the request and queues it. kInvalidArgument (nothing is queued and the sink is never
-  // called) names the field; kAlreadyExists for an id in use; kUnavailable after the start of
-  // Stop().
+  // called) names the field; kAlreadyExists for an id in use; kLimitExceeded while max_queued
+  // requests wait, for whatever reason; kUnavailable after the start of Stop().
   virtual base::Status Submit(Request request, Sink sink) = 0;
 
   // Ends requests with Finish::kAbort: that id, those whose id starts with it, or all, gated ones
@@ -119,12 +134,17 @@ class Engine {
     bool flush = false;
     std::optional<std::string> label;
     std::optional<Hold> hold;  // if it succeeded, in the same instant
+    // Done before `work`, which is not run if it fails. Nothing may be computed between a release
+    // and the next kTake; a kTake that fails leaves it released. With `flush` or an idle engine.
+    std::optional<KvMemory> kv;
+    // Fails with kOutOfOrder, where Flush would, instead of waiting for requests to end.
+    bool idle = false;
   };
   virtual void Exclusive(ExclusiveOptions options, std::function<base::Status()> work,
                          Done done) = 0;
 
   // Holds or releases the engine between two steps. kRefuse ends what was submitted with status 503
-  // and `reason`, and Submit refuses with it from then on.
+  // and `reason`, and Submit refuses with it from then on, as with kShut.
   virtual void SetHold(Hold hold, std::string reason, Done done) = 0;
 
   // Runs `work` between two steps, whatever state the engine is in: for reading the weights. False,

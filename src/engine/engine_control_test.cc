@@ -1,5 +1,8 @@
 // Pauses, aborts, flushes, exclusive commands and versions, with requests in every state.
+#include <fmt/core.h>
 #include <gmock/gmock.h>
+
+#include <array>
 
 #include "engine/engine.h"
 #include "engine/engine_testing.h"
@@ -164,6 +167,58 @@ TEST_F(EngineControlTest, PauseLetsAWaitingExclusiveCommandRun) {
   EXPECT_EQ(client.Wait().finish->message, "enough");
 }
 
+// Whatever comes together: the update is done when generation goes on, and what was gated meanwhile
+// sees the new weights only.
+TEST_F(EngineControlTest, AContinueBehindAnExclusiveCommandDoesNotOvertakeIt) {
+  Client resident;
+  StartAt(2, resident, 20);
+  PauseHeld(PauseMode::kInPlace);
+  const std::uint64_t steps = model_.steps;
+  auto go_on = std::make_shared<std::promise<void>>();
+  engine_->BetweenSteps([go_on] { go_on->get_future().wait(); });
+  Client gated;
+  ASSERT_OK(engine_->Submit(MakeRequest("b", {1, 2}, 5), gated.sink()));
+  std::vector<std::string> order;  // of the engine's thread
+  const auto note = [&](const std::string& what) {
+    return [&order, what](const base::Status& status) {
+      order.push_back(status ? what : status.error().message);
+    };
+  };
+  const auto update = [&](std::uint8_t weights, const std::string& label) {
+    engine_->Exclusive(
+        {.label = label},
+        [&, weights]() -> base::Status {
+          EXPECT_EQ(model_.steps, steps) << "a step between the pause and the update";
+          model_.SetWeights(weights, weights);
+          return {};
+        },
+        note(label));
+  };
+  update(1, "one");
+  update(2, "two");  // another client's
+  engine_->Continue(note("continue"));
+  go_on->set_value();
+  Allow(100);
+  EXPECT_EQ(gated.Wait().tokens, FakeModel::Continue({1, 2}, 5, {2, 2}));
+  EXPECT_EQ(Spans(resident.Wait().weight_versions), (SpanList{{"v0", 0, 3}, {"two", 3, 20}}));
+  EXPECT_EQ(order, (std::vector<std::string>{"one", "two", "continue"}));
+}
+
+// A continue behind a pause that a waiting command needs: the command runs between them.
+TEST_F(EngineControlTest, APauseAndItsEndAtOnceStillLetAWaitingCommandRun) {
+  Client client;
+  StartAt(2, client, 20);
+  auto updated = std::make_shared<std::promise<base::Status>>();
+  engine_->Exclusive(
+      {.label = "v1"}, []() -> base::Status { return {}; },
+      [updated](base::Status status) { updated->set_value(std::move(status)); });
+  engine_->Pause(PauseMode::kRetract, [](const base::Status&) {});
+  engine_->Continue([](const base::Status&) {});
+  Allow(100);
+  ASSERT_OK(updated->get_future().get());
+  EXPECT_EQ(Spans(client.Wait().weight_versions), (SpanList{{"v0", 0, 3}, {"v1", 3, 20}}));
+}
+
 TEST_F(EngineControlTest, HeldEngineComputesNothingAndGatesWhatComesUntilItIsReleased) {
   Start();
   ASSERT_OK(SetWeights(0, 0, {.hold = Hold::kWait}));
@@ -178,6 +233,37 @@ TEST_F(EngineControlTest, HeldEngineComputesNothingAndGatesWhatComesUntilItIsRel
   EXPECT_EQ(model_.steps, 0U);
   ASSERT_OK(SetHold(Hold::kNone, ""));
   EXPECT_EQ(client.Wait().tokens, FakeModel::Continue({7, 8}, 3, {5, 6}));
+}
+
+TEST_F(EngineControlTest, AShutHoldRefusesWhatComesAndLetsWait) {
+  Start();
+  ASSERT_OK(Pause(PauseMode::kRetract));
+  Client gated;
+  ASSERT_OK(engine_->Submit(MakeRequest("a", {7, 8}, 3), gated.sink()));
+  ASSERT_OK(SetHold(Hold::kShut, "released"));
+  Client refused;
+  EXPECT_ERROR(engine_->Submit(MakeRequest("b", {7, 8}, 3), refused.sink()),
+               base::Code::kUnavailable, "released");
+  ASSERT_OK(Continue());
+  EXPECT_EQ(engine_->stats().gated, 1U);
+  EXPECT_EQ(model_.steps, 0U);
+  ASSERT_OK(SetHold(Hold::kNone, ""));
+  EXPECT_EQ(gated.Wait().tokens, FakeModel::Continue({7, 8}, 3));
+}
+
+// What an exclusive command waits for makes one that wants an idle engine fail.
+TEST_F(EngineControlTest, AnExclusiveCommandForAnIdleEngineWaitsForNobody) {
+  Client client;
+  StartAt(5, client, 20);
+  PauseHeld(PauseMode::kInPlace);
+  EXPECT_ERROR(SetWeights(3, 4, {.idle = true}), base::Code::kOutOfOrder,
+               "1 requests are paused in place");
+  ASSERT_OK(Pause(PauseMode::kRetract));
+  ASSERT_OK(SetWeights(3, 4, {.idle = true}));
+  ASSERT_OK(Continue());
+  Allow(100);
+  client.Wait();
+  ASSERT_OK(SetWeights(5, 6, {.idle = true}));
 }
 
 TEST_F(EngineControlTest, RefusingHoldEndsWhatRunsAndSaysWhyToWhatComes) {
@@ -197,6 +283,35 @@ TEST_F(EngineControlTest, RefusingHoldEndsWhatRunsAndSaysWhyToWhatComes) {
   Client client;
   ASSERT_OK(engine_->Submit(MakeRequest("c", {7, 8}, 3), client.sink()));
   EXPECT_EQ(client.Wait().tokens, FakeModel::Continue({7, 8}, 3));
+}
+
+// What runs does not count; what a pause holds up does, like all that waits.
+TEST_F(EngineControlTest, OnlySoManyRequestsMayWait) {
+  HoldSteps();
+  Start({.max_queued = 2});
+  std::array<Client, 6> clients;
+  const auto submit = [&](std::size_t i) {
+    return engine_->Submit(MakeRequest(fmt::format("r{}", i), {7, 8}, 5), clients.at(i).sink());
+  };
+  ASSERT_OK(submit(0));
+  Allow(2);
+  clients[0].WaitForTokens(2);
+  WaitForHeldStep();
+  ASSERT_OK(submit(1));
+  ASSERT_OK(submit(2));
+  EXPECT_ERROR(submit(3), base::Code::kLimitExceeded, "2 requests wait already");
+  Allow(100);
+  for (std::size_t i = 0; i < 3; ++i) clients.at(i).Wait();
+  ASSERT_OK(Pause(PauseMode::kRetract));
+  ASSERT_OK(submit(3));
+  ASSERT_OK(submit(4));
+  EXPECT_ERROR(submit(5), base::Code::kLimitExceeded, "2 requests wait already");
+  engine_->Abort("r4", Engine::AbortMatch::kExact, "");
+  clients[4].Wait();
+  ASSERT_OK(submit(5));
+  ASSERT_OK(Continue());
+  Allow(100);
+  for (const std::size_t i : {3, 5}) EXPECT_EQ(clients.at(i).Wait().tokens.size(), 5U);
 }
 
 TEST_F(EngineControlTest, FailedWorkLeavesTheLabel) {
@@ -244,6 +359,7 @@ TEST_F(EngineControlTest, AbortChoosesByIdAndPrefix) {
   engine_->Abort("x::", Engine::AbortMatch::kPrefix, "some");
   EXPECT_EQ(clients[0].Wait().finish->message, "some");
   EXPECT_EQ(clients[1].Wait().finish->message, "some");
+  ASSERT_OK(Pause(PauseMode::kRetract));  // so that the figures have followed the last event
   EXPECT_EQ(engine_->stats().gated, 1U);
   ASSERT_OK(Continue());
   EXPECT_EQ(clients[3].Wait().finish->kind, Finish::Kind::kLength);

@@ -146,6 +146,59 @@ TEST_F(EngineTest, InputLogprobsInPieces) {
   }
 }
 
+// Of each token but the last, from the position that was asked for, whatever the step it was in, and
+// once for a token that was computed twice.
+TEST_F(EngineTest, ExpertsOfComputedTokens) {
+  model_.AddExperts();
+  Start({.kv_cache_bytes = 4 * model::kKvBlock * 12, .prefill_tokens = 7});
+  const Tokens prompt(40, 3);
+  Client first;
+  ASSERT_OK(engine_->Submit(MakeRequest("first", prompt, 5), first.sink()));
+  first.Wait();
+  Client big;  // makes the others be retracted
+  ASSERT_OK(engine_->Submit(MakeRequest("big", Tokens(100, 1), 60), big.sink()));
+  std::vector<Client> clients(3);
+  const std::vector<std::uint32_t> starts = {0, 21, 40};
+  for (std::size_t i = 0; i < clients.size(); ++i) {
+    Request request = MakeRequest(std::to_string(i), prompt, 50);
+    request.experts_from = starts[i];
+    ASSERT_OK(engine_->Submit(request, clients[i].sink()));
+  }
+  std::uint32_t retractions = 0;
+  for (std::size_t i = 0; i < clients.size(); ++i) {
+    const Event event = clients[i].Wait();
+    retractions += event.retractions;
+    Tokens all = prompt;
+    all.insert(all.end(), event.tokens.begin(), event.tokens.end());
+    std::vector<std::int32_t> expected;
+    for (std::size_t k = starts[i]; k + 1 < all.size(); ++k) {
+      expected.push_back(all[k] * 3);
+      expected.push_back(static_cast<std::int32_t>(k));
+    }
+    EXPECT_EQ(event.experts, expected) << "from " << starts[i];
+    EXPECT_LE(event.cached_tokens, starts[i]);
+  }
+  EXPECT_GT(retractions, 0U) << "the test is meant to retract";
+  Client plain;
+  ASSERT_OK(engine_->Submit(MakeRequest("plain", prompt, 5), plain.sink()));
+  EXPECT_TRUE(plain.Wait().experts.empty());
+}
+
+TEST_F(EngineTest, ExpertsOfADenseModelOrBeyondThePromptAreRefused) {
+  Start();
+  Client client;
+  Request request = MakeRequest("a", {1, 2}, 5);
+  request.experts_from = 0;
+  EXPECT_ERROR(engine_->Submit(request, client.sink()), base::Code::kInvalidArgument,
+               "return_routed_experts: expected a model with a mixture of experts");
+  engine_.reset();
+  model_.AddExperts();
+  Start();
+  request.experts_from = 3;
+  EXPECT_ERROR(engine_->Submit(request, client.sink()), base::Code::kInvalidArgument,
+               "routed_experts_start_len: expected at most the prompt's length (2), found 3");
+}
+
 TEST_F(EngineTest, ContextBoundsTheOutput) {
   Start({.max_context = 12});
   Client client;

@@ -15,6 +15,7 @@ std::vector<std::byte> EncodeBatch(const model::Batch& batch) {
     writer.PutArray(sequence.blocks);
   }
   writer.PutArray(batch.logits_rows);
+  writer.Put<std::uint8_t>(batch.experts ? 1 : 0);
   return std::move(writer).Take();
 }
 
@@ -32,6 +33,7 @@ base::Result<model::Batch> DecodeBatch(base::ByteSpan bytes) {
     sequence.blocks = reader.TakeArray<std::uint32_t>();
   }
   batch.logits_rows = reader.TakeArray<std::uint32_t>();
+  batch.experts = reader.Take<std::uint8_t>() != 0;
   SYNCLINE_TRY(reader.status());
   return batch;
 }

@@ -51,6 +51,7 @@ class RankedModel : public model::Model {
   }
   Status ReserveKv(std::uint32_t blocks) override;
   Status Forward(const model::Batch& batch, std::span<float> logits) override;
+  std::span<const std::int32_t> chosen_experts() const override { return own_->chosen_experts(); }
   double CollectiveSeconds() const override { return own_->CollectiveSeconds(); }
 
  private:
@@ -71,7 +72,7 @@ Status RankedModel::ReserveKv(std::uint32_t blocks) {
   });
   const Status own = own_->ReserveKv(blocks);
   const Status other = others->get_future().get();
-  SYNCLINE_TRY(own);
+  if (!own) return base::Annotate(own.error(), "rank 0");
   return other;
 }
 

@@ -61,6 +61,11 @@ struct Request {
   SamplingParams sampling;
   LogprobParams logprobs;
   bool stream = false;  // an event for each step; else only the last one
+  // The experts that tokens go to are wanted, from this position on
+  std::optional<std::uint32_t> experts_from;
+  // Of a beginning that another request has computed, what lies in the cache is used only if this
+  // is equal.
+  std::string cache_partition;
 };
 
 // Output tokens [start, end) were computed with weights of this version.
@@ -92,10 +97,13 @@ struct Event {
 
   // Set in the last event.
   std::vector<VersionSpan> weight_versions;  // cover all output tokens
-  // Cover the prompt; empty if it was never computed
+  // Cover the prompt by what computed its keys and values; empty if it was never computed
   std::vector<VersionSpan> prefill_weight_versions;
   std::uint32_t retractions = 0;
-  std::uint32_t cached_tokens = 0;
+  std::uint32_t cached_tokens = 0;  // of the prompt, that others had computed
+  // Where they were asked for: of each token from there on that was computed, so not of the last
+  // one; [tokens, layers, per token] as in model::Model.
+  std::vector<std::int32_t> experts;
 };
 
 // Called on the engine's thread, in order; must not block.

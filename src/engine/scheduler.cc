@@ -52,17 +52,82 @@ void Scheduler::PlanPrompts(Step& step) {
     if (rows == 0) return;
     if (!sequence->decoding()) add(*sequence);
   }
-  while (rows > 0 && logprob_rows > 0 && !waiting_.empty() &&
-         running_.size() < limits_.max_running) {
-    Sequence& next = *waiting_.front();
-    const std::uint32_t needed = BlocksFor(static_cast<std::uint32_t>(next.tokens().size()));
-    // One block more for each that runs, so that admission does not lead to retraction at once.
-    const std::size_t spare = running_.size();
-    if (blocks_.free() < needed + spare || !blocks_.Grow(next.blocks, needed)) return;
-    running_.push_back(std::move(waiting_.front()));
-    waiting_.pop_front();
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    if (rows == 0 || logprob_rows == 0 || running_.size() >= limits_.max_running) return;
+    const Admission admission = Admit(**it);
+    if (admission == Admission::kTooFewBlocks) return;
+    if (admission == Admission::kLater) {
+      ++it;
+      continue;
+    }
+    running_.push_back(std::move(*it));
+    it = waiting_.erase(it);
     add(*running_.back());
   }
+}
+
+// Will a running sequence publish the block with that key, the `place`th of a sequence?
+bool Scheduler::IsBeingComputed(const BlockKey& key, std::size_t place) {
+  return std::ranges::any_of(running_, [&](const std::unique_ptr<Sequence>& sequence) {
+    if (!sequence->keys || sequence->keys->epoch() != epoch_) return false;
+    if (place < sequence->published || sequence->decoding()) return false;
+    const auto keys = sequence->keys->Of(sequence->tokens());
+    return place < keys.size() && keys[place] == key;
+  });
+}
+
+// Gives it blocks for its whole context, with what it finds in the cache.
+Scheduler::Admission Scheduler::Admit(Sequence& sequence) {
+  if (limits_.share_prefixes) {
+    if (!sequence.keys || sequence.keys->epoch() != epoch_) {
+      sequence.keys.emplace(epoch_, sequence.request().cache_partition);
+    }
+    const auto keys = sequence.keys->Of(std::span(sequence.tokens()).first(sequence.reusable()));
+    sequence.blocks = blocks_.Find(keys);
+    const std::size_t place = sequence.blocks.size();
+    if (place < keys.size() && IsBeingComputed(keys[place], place)) {
+      blocks_.Release(sequence.blocks);
+      return Admission::kLater;
+    }
+  }
+  const auto found = static_cast<std::uint32_t>(sequence.blocks.size());
+  const std::uint32_t needed = BlocksFor(static_cast<std::uint32_t>(sequence.tokens().size()));
+  // One block more for each that runs, so that admission does not lead to retraction at once.
+  if (blocks_.free() < needed - found + running_.size()) {
+    blocks_.Release(sequence.blocks);
+    return Admission::kTooFewBlocks;
+  }
+  std::vector<VersionSpan> spans;
+  for (const std::uint32_t block : sequence.blocks) {
+    for (const VersionSpan& span : blocks_.spans(block)) ExtendSpans(spans, span.end, span.version);
+  }
+  sequence.Reuse(found * model::kKvBlock, std::move(spans));
+  sequence.published = found;
+  reused_tokens_ += sequence.computed;
+  blocks_.Grow(sequence.blocks, needed);
+  return Admission::kAdmitted;
+}
+
+void Scheduler::Publish(Sequence& sequence) {
+  if (!sequence.keys || sequence.keys->epoch() != epoch_) return;
+  const std::uint32_t full = sequence.computed / model::kKvBlock;
+  if (full == sequence.published) return;
+  const auto keys = sequence.keys->Of(std::span(sequence.tokens()).first(sequence.computed));
+  for (std::uint32_t& i = sequence.published; i < full; ++i) {
+    blocks_.Publish(sequence.blocks[i], keys[i],
+                    sequence.ComputedBy(i * model::kKvBlock, (i + 1) * model::kKvBlock));
+  }
+}
+
+void Scheduler::WeightsChanged() {
+  if (limits_.share_across_weights) return;
+  ++epoch_;
+  blocks_.Forget();  // nobody will look for it
+}
+
+void Scheduler::Release(Sequence& sequence) {
+  blocks_.Release(sequence.blocks);
+  sequence.published = 0;
 }
 
 // The longest start of `length` tokens whose input log-probabilities need at most `rows_left` rows
@@ -77,6 +142,7 @@ std::uint32_t Scheduler::BoundByLogprobs(const Sequence& sequence, std::uint32_t
 void Scheduler::AddRows(Step& step, Sequence& sequence, std::uint32_t length) {
   const auto begin = static_cast<std::uint32_t>(step.batch.tokens.size());
   const auto& tokens = sequence.tokens();
+  if (sequence.request().experts_from) step.batch.experts = true;
   step.batch.tokens.insert(step.batch.tokens.end(), tokens.begin() + sequence.computed,
                            tokens.begin() + sequence.computed + length);
   step.batch.sequences.push_back({.begin = begin,
@@ -98,7 +164,7 @@ void Scheduler::AddRows(Step& step, Sequence& sequence, std::uint32_t length) {
 void Scheduler::RetractYoungest() {
   std::unique_ptr<Sequence> sequence = std::move(running_.back());
   running_.pop_back();
-  blocks_.Release(sequence->blocks);
+  Release(*sequence);
   sequence->Retract();
   waiting_.push_front(std::move(sequence));
 }
@@ -109,7 +175,7 @@ void Scheduler::RetractAll() {
 
 void Scheduler::Remove(const Sequence* sequence) {
   const auto found = std::ranges::find(running_, sequence, &std::unique_ptr<Sequence>::get);
-  blocks_.Release((*found)->blocks);
+  Release(**found);
   running_.erase(found);
 }
 
@@ -122,7 +188,7 @@ std::vector<std::unique_ptr<Sequence>> Scheduler::Take(
         ++it;
         continue;
       }
-      blocks_.Release((*it)->blocks);
+      Release(**it);
       taken.push_back(std::move(*it));
       it = from.erase(it);
     }

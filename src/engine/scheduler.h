@@ -5,11 +5,17 @@
 //    sequence is retracted.
 // 2. Running sequences with a prompt (or, after a retraction, with earlier output) to compute get
 //    rows up to the step's limit, the oldest first.
-// 3. Waiting sequences are admitted, in order, while their whole context and one block more fits,
-//    and rows are left.
-// Invariant: each running sequence holds blocks for all tokens that are computed or in the step; a
+// 3. Waiting sequences are admitted, in order, while what their whole context needs beyond the
+//    blocks of a beginning that lies in the cache, and one block more, fits, and rows are left. One
+//    of which the next block is being computed for another sequence is passed over until then: so
+//    the samples of one prompt compute it once.
+// 4. After the step, blocks that are full are published, so that later sequences with the same
+//    beginning find them.
+// Invariants: each running sequence holds blocks for all tokens that are computed or in the step; a
 // waiting one holds none. One sequence alone always fits, since its context is bounded by the
-// cache.
+// cache. Rows are never written to a block that another sequence holds: only full blocks are
+// published. What was computed before WeightsChanged is not found after it: keys have the epoch,
+// and a sequence that runs through the change publishes no more.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +35,8 @@ struct SchedulerLimits {
   std::uint32_t prefill_rows = 512;  // prompt tokens in one step
   // Rows of a step whose logits are read for input log-probabilities
   std::uint32_t logprob_rows = 128;
+  bool share_prefixes = true;
+  bool share_across_weights = false;  // WeightsChanged changes nothing
 };
 
 // What one sequence does in a step.
@@ -60,13 +68,26 @@ class Scheduler {
   // All running sequences go back to the front of those waiting.
   void RetractAll();
 
+  // The sequence's part of a step is in the cache (Sequence::Advance).
+  void Publish(Sequence& sequence);
+  // What was computed so far is reused by nobody else.
+  void WeightsChanged();
+  void Forget() { blocks_.Forget(); }
+
   std::size_t running() const { return running_.size(); }
   std::size_t waiting() const { return waiting_.size(); }
   bool empty() const { return running_.empty() && waiting_.empty(); }
   std::uint32_t blocks_used() const { return blocks_.total() - blocks_.free(); }
   std::uint32_t blocks_total() const { return blocks_.total(); }
+  // Tokens that were found in the cache by sequences that began, since the start.
+  std::uint64_t reused_tokens() const { return reused_tokens_; }
 
  private:
+  // kLater: what it lacks is being computed for another sequence.
+  enum class Admission { kAdmitted, kLater, kTooFewBlocks };
+  Admission Admit(Sequence& sequence);
+  bool IsBeingComputed(const BlockKey& key, std::size_t place);
+  void Release(Sequence& sequence);
   void RetractYoungest();
   void AddRows(Step& step, Sequence& sequence, std::uint32_t length);
   std::uint32_t BoundByLogprobs(const Sequence& sequence, std::uint32_t length,
@@ -78,6 +99,8 @@ class Scheduler {
   SchedulerLimits limits_;
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
   std::deque<std::unique_ptr<Sequence>> waiting_;
+  std::uint64_t epoch_ = 0;  // of the weights
+  std::uint64_t reused_tokens_ = 0;
 };
 
 }  // namespace syncline::engine

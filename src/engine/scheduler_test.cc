@@ -4,7 +4,6 @@
 #include <rapidcheck/gtest.h>
 
 #include <map>
-#include <set>
 
 namespace syncline::engine {
 namespace {
@@ -16,10 +15,11 @@ class Run {
  public:
   Run(std::uint32_t blocks, SchedulerLimits limits) : limits_(limits), scheduler_(blocks, limits) {}
 
-  void Add(std::uint32_t prompt, std::uint32_t output, bool logprobs) {
+  // Prompts of the same `kind` begin alike.
+  void Add(std::uint32_t prompt, std::uint32_t output, bool logprobs, int kind) {
     Request request;
     request.id = std::to_string(added_++);
-    request.input_ids.assign(prompt, 1);
+    request.input_ids.assign(prompt, kind);
     request.sampling.max_new_tokens = output;
     request.logprobs = {.enabled = logprobs, .start = logprobs ? 0 : -1};
     scheduler_.Add(std::make_unique<Sequence>(
@@ -52,13 +52,19 @@ class Run {
     std::uint32_t row = 0;
     std::uint32_t prompt_rows = 0;
     std::uint32_t logprob_rows = 0;
-    std::set<std::uint32_t> used;
+    std::map<std::uint32_t, std::uint32_t> holders;
+    for (const model::SequenceSlice& slice : step.batch.sequences) {
+      for (const std::uint32_t block : slice.blocks) ++holders[block];
+    }
     for (std::size_t i = 0; i < step.work.size(); ++i) {
       const model::SequenceSlice& slice = step.batch.sequences[i];
       RC_ASSERT(slice.begin == row);
       row += slice.length;
       RC_ASSERT(slice.blocks.size() * kKvBlock >= slice.context);
-      for (const std::uint32_t block : slice.blocks) RC_ASSERT(used.insert(block).second);
+      const std::uint32_t first = slice.context - slice.length;
+      for (std::uint32_t k = first / kKvBlock; k < slice.blocks.size(); ++k) {
+        RC_ASSERT(holders[slice.blocks[k]] == 1U);  // what is written is nobody else's
+      }
       const Work& work = step.work[i];
       if (!work.sequence->decoding()) prompt_rows += work.length;
       logprob_rows += work.input_logprobs.last - work.input_logprobs.first;
@@ -75,6 +81,7 @@ class Run {
       work.sequence->AddInputLogprob(i, logits);
     }
     work.sequence->Advance(work.length, "v");
+    scheduler_.Publish(*work.sequence);
     bool ended = false;
     if (work.choose) {
       ended = work.sequence->Generate(logits, "v");
@@ -92,18 +99,21 @@ class Run {
   std::size_t ended_ = 0;
 };
 
-RC_GTEST_PROP(Scheduler, EverythingEndsAndNoBlockIsShared, ()) {
+RC_GTEST_PROP(Scheduler, EverythingEndsAndNoBlockIsWrittenThatAnotherHolds, ()) {
   const auto blocks = *rc::gen::inRange<std::uint32_t>(2, 30);
   Run run(blocks, {.max_running = *rc::gen::inRange<std::uint32_t>(1, 12),
                    .prefill_rows = *rc::gen::inRange<std::uint32_t>(1, 64),
-                   .logprob_rows = *rc::gen::inRange<std::uint32_t>(1, 32)});
+                   .logprob_rows = *rc::gen::inRange<std::uint32_t>(1, 32),
+                   .share_prefixes = *rc::gen::arbitrary<bool>()});
   const std::uint32_t context = blocks * kKvBlock;
   const int rounds = *rc::gen::inRange(1, 30);
   for (int i = 0; i < rounds; ++i) {
     const auto prompt = *rc::gen::inRange<std::uint32_t>(1, context);
     const auto output = *rc::gen::inRange<std::uint32_t>(0, context - prompt + 1);
-    run.Add(prompt, output, *rc::gen::arbitrary<bool>());
+    run.Add(prompt, output, *rc::gen::arbitrary<bool>(), *rc::gen::inRange(0, 3));
     if (*rc::gen::inRange(0, 6) == 0) run.scheduler().RetractAll();
+    if (*rc::gen::inRange(0, 8) == 0) run.scheduler().WeightsChanged();
+    if (*rc::gen::inRange(0, 8) == 0) run.scheduler().Forget();
     for (int k = *rc::gen::inRange(0, 4); k > 0; --k) run.Compute();
   }
   // Each step brings something: far more steps than tokens means that it stands still.

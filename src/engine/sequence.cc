@@ -5,8 +5,14 @@
 namespace syncline::engine {
 namespace {
 
-// Makes the spans cover [.., end), the new part being of `version`.
-void Extend(std::vector<VersionSpan>& spans, std::uint32_t end, const std::string& version) {
+bool HasPenalty(const SamplingParams& params) {
+  return params.frequency_penalty != 0 || params.presence_penalty != 0 ||
+         params.repetition_penalty != 1;
+}
+
+}  // namespace
+
+void ExtendSpans(std::vector<VersionSpan>& spans, std::uint32_t end, const std::string& version) {
   const std::uint32_t begin = spans.empty() ? 0 : spans.back().end;
   if (end <= begin) return;
   if (!spans.empty() && spans.back().version == version) {
@@ -15,13 +21,6 @@ void Extend(std::vector<VersionSpan>& spans, std::uint32_t end, const std::strin
     spans.push_back({version, begin, end});
   }
 }
-
-bool HasPenalty(const SamplingParams& params) {
-  return params.frequency_penalty != 0 || params.presence_penalty != 0 ||
-         params.repetition_penalty != 1;
-}
-
-}  // namespace
 
 Sequence::Sequence(Request request, Sink sink, const text::Vocabulary& vocabulary,
                    std::span<const TokenId> end_tokens, std::uint64_t seed)
@@ -62,14 +61,52 @@ void Sequence::AddInputLogprob(std::uint32_t position, std::span<const float> lo
   input_logprobs_end_ = position + 2;
 }
 
+std::uint32_t Sequence::reusable() const {
+  // The last token's logits are wanted, those of a run of input log-probabilities, and experts.
+  auto end = static_cast<std::uint32_t>(tokens_.size()) - 1;
+  if (input_logprobs_ && input_logprobs_end_ < prompt_length_) {
+    end = std::min(end, input_logprobs_end_ - 1);
+  }
+  return std::min(end, request_.experts_from.value_or(end));
+}
+
+void Sequence::Reuse(std::uint32_t length, std::vector<VersionSpan> spans) {
+  computed = length;
+  computed_by_ = std::move(spans);
+  // What it has computed itself, and lost, was not computed by others.
+  if (length > computed_most_) cached_tokens_ += length - computed_most_;
+  computed_most_ = std::max(computed_most_, length);
+}
+
+void Sequence::AddExperts(std::uint32_t length, std::span<const std::int32_t> experts) {
+  const std::uint32_t from = *request_.experts_from;
+  const std::size_t width = experts.size() / length;
+  const std::uint32_t begin = std::max(from, computed);
+  if (begin >= computed + length) return;
+  // After a retraction they are computed again, maybe by other weights.
+  experts_.resize((begin - from) * width);
+  experts = experts.subspan((begin - computed) * width);
+  experts_.insert(experts_.end(), experts.begin(), experts.end());
+}
+
 void Sequence::Advance(std::uint32_t length, const std::string& version) {
   computed += length;
-  Extend(prefill_spans_, std::min(computed, prompt_length_), version);
+  computed_most_ = std::max(computed_most_, computed);
+  ExtendSpans(computed_by_, computed, version);
+}
+
+std::vector<VersionSpan> Sequence::ComputedBy(std::uint32_t begin, std::uint32_t end) const {
+  std::vector<VersionSpan> spans;
+  for (const VersionSpan& span : computed_by_) {
+    const std::uint32_t from = std::max(span.start, begin);
+    const std::uint32_t to = std::min(span.end, end);
+    if (from < to) spans.push_back({span.version, from, to});
+  }
+  return spans;
 }
 
 void Sequence::Retract() {
   computed = 0;
-  prefill_spans_.clear();
   ++retractions_;
 }
 
@@ -118,7 +155,7 @@ bool Sequence::Generate(std::span<float> logits, const std::string& version) {
   if (counts_) counts_->Add(token);
   tokens_.push_back(token);
   pending_.tokens.push_back(token);
-  Extend(spans_, output_length(), version);
+  ExtendSpans(spans_, output_length(), version);
   const std::optional<Finish> finish = CheckEnd(token, pending_.text);
   if (finish) {
     End(*finish, version);
@@ -151,8 +188,10 @@ void Sequence::Tell(std::optional<Finish> finish, const std::string& version) {
   if (event.finish) {
     if (spans_.empty()) spans_.push_back({version, 0, 0});
     event.weight_versions = spans_;
-    event.prefill_weight_versions = prefill_spans_;
+    event.prefill_weight_versions = ComputedBy(0, prompt_length_);
     event.retractions = retractions_;
+    event.cached_tokens = cached_tokens_;
+    event.experts = std::move(experts_);
   }
   sink_(std::move(event));
 }

@@ -9,12 +9,16 @@
 #include <string>
 #include <vector>
 
+#include "engine/prefix_keys.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "text/stop_strings.h"
 #include "text/vocabulary.h"
 
 namespace syncline::engine {
+
+// Makes spans that are of a run of positions from 0 reach to `end`: what is new has this version.
+void ExtendSpans(std::vector<VersionSpan>& spans, std::uint32_t end, const std::string& version);
 
 class Sequence {
  public:
@@ -32,6 +36,9 @@ class Sequence {
   // Keys and values: of the first `computed` tokens, in `blocks`. Kept by the scheduler.
   std::uint32_t computed = 0;
   std::vector<std::uint32_t> blocks;
+  // Of the blocks, the first `published` can be found by others, under their keys.
+  std::optional<PrefixKeys> keys;
+  std::uint32_t published = 0;
 
   // Tokens still to compute before the next one can be chosen.
   std::uint32_t remaining() const { return static_cast<std::uint32_t>(tokens_.size()) - computed; }
@@ -47,8 +54,16 @@ class Sequence {
   // `logits` of position `position`.
   void AddInputLogprob(std::uint32_t position, std::span<const float> logits);
 
+  // Of the tokens, the first that need not be computed if others have computed them.
+  std::uint32_t reusable() const;
+  // Starts with `length` tokens in the cache that weights of these versions have computed.
+  void Reuse(std::uint32_t length, std::vector<VersionSpan> spans);
+  // The experts of the next `length` tokens to compute: [length, …].
+  void AddExperts(std::uint32_t length, std::span<const std::int32_t> experts);
   // `length` more tokens are in the cache, computed by weights of this version.
   void Advance(std::uint32_t length, const std::string& version);
+  // By what [begin, end) of the tokens in the cache were computed.
+  std::vector<VersionSpan> ComputedBy(std::uint32_t begin, std::uint32_t end) const;
   // Lost its cache: everything is computed again.
   void Retract();
 
@@ -80,7 +95,11 @@ class Sequence {
   std::uint32_t input_logprobs_end_ = 0;  // prompt positions before it have theirs
   Event pending_;                         // not told yet
   std::vector<VersionSpan> spans_;
-  std::vector<VersionSpan> prefill_spans_;
+  std::vector<VersionSpan>
+      computed_by_;                    // tokens in the cache; after a retraction, those that were
+  std::vector<std::int32_t> experts_;  // from Request::experts_from on
+  std::uint32_t computed_most_ = 0;    // tokens that were in the cache at any time
+  std::uint32_t cached_tokens_ = 0;
   std::uint32_t retractions_ = 0;
 };
 

@@ -87,7 +87,9 @@ void Connection::OnReplyOutput(Reply& reply) {
 void Connection::AwaitRequest() {
   phase_ = Phase::kReading;
   reader_.reset();
-  deadline_ = In(shard_.options().idle_timeout);
+  establishing_ = socket_->Establishing();
+  const ServerOptions& options = shard_.options();
+  deadline_ = In(establishing_ ? options.header_timeout : options.idle_timeout);
 }
 
 bool Connection::MayRead() const {
@@ -116,6 +118,7 @@ void Connection::Read() {
   }
   const std::span<char> scratch = shard_.scratch();
   const IoResult result = socket_->Read(scratch);
+  if (establishing_ && !socket_->Establishing()) AwaitRequest();
   if (result.kind == IoResult::Kind::kBlocked) return;
   if (result.kind == IoResult::Kind::kClosed) return OnPeerClosed();
   Consume({scratch.data(), result.bytes});

@@ -68,6 +68,7 @@ class Connection final : public SocketEvents,
 
   Phase phase_ = Phase::kReading;
   bool keep_alive_ = true;                 // after the running reply
+  bool establishing_ = false;              // the handshake is not over
   bool input_closed_ = false;              // the client has closed its side
   bool reply_complete_ = false;            // all of the running reply is in queue_
   bool waits_to_read_ = false;             // a call of OnReadable is due

@@ -58,6 +58,9 @@ class Socket {
 
   // Whether the peer has closed its side, behind whatever has not been read.
   virtual bool PeerHasClosed() const = 0;
+
+  // Whether the connection still has to be established by reads and writes that move no data.
+  virtual bool Establishing() const { return false; }
 };
 
 class Timer {

@@ -14,6 +14,7 @@
 
 #include "http/event_loop.h"
 #include "http/shard.h"
+#include "http/tls.h"
 
 namespace syncline::http {
 namespace {
@@ -35,6 +36,9 @@ class ShardedServer final : public Server {
 
   Status Open() {
     const ServerOptions& options = context_.options;
+    if (options.tls) {
+      SYNCLINE_ASSIGN(tls_, TlsContext::Make(*options.tls));
+    }
     for (std::size_t i = 0; i < options.threads; ++i) {
       shards_.push_back(std::make_unique<Shard>(context_));
     }
@@ -73,6 +77,15 @@ class ShardedServer final : public Server {
   }
 
  private:
+  std::unique_ptr<Socket> Secured(std::unique_ptr<Socket> socket, Shard& shard) {
+    try {
+      return tls_->Wrap(std::move(socket), shard.loop());
+    } catch (...) {
+      context_.count.Remove();
+      throw;
+    }
+  }
+
   // Round robin. The last one chosen gets the connection that is accepted next.
   Shard& NextShard() {
     next_ = (next_ + 1) % shards_.size();
@@ -82,12 +95,14 @@ class ShardedServer final : public Server {
   void Take(std::unique_ptr<Socket> socket, std::string peer) {
     if (context_.stopping || !context_.count.TryAdd()) return;
     Shard& shard = *shards_[next_];
+    if (tls_) socket = Secured(std::move(socket), shard);
     shard.loop()->Post([&shard, socket = std::move(socket), peer = std::move(peer)]() mutable {
       shard.Add(std::move(socket), std::move(peer));
     });
   }
 
   ServerContext context_;
+  std::unique_ptr<TlsContext> tls_;  // null: plain HTTP
   std::uint16_t port_ = 0;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::unique_ptr<Listener> listener_;  // on the loop of the first shard

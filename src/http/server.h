@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -82,6 +83,12 @@ class Exchange {
 // reset).
 using Handler = std::function<void(std::shared_ptr<const Request>, std::shared_ptr<Exchange>)>;
 
+struct TlsOptions {
+  std::string certificate_file;  // PEM: the server's own one, then those that lead to its authority
+  std::string key_file;          // PEM
+  std::string key_password;      // empty: none
+};
+
 struct ServerOptions {
   std::string address = "127.0.0.1";  // IPv4 or IPv6; "::" takes both
   std::uint16_t port = 0;             // 0: any free one
@@ -91,16 +98,18 @@ struct ServerOptions {
   std::uint64_t max_body_bytes = 1ULL << 30;  // 413
   std::size_t max_unsent_bytes = 16 << 20;    // of a stream
   // From the first byte of a request to the end of its headers, and the longest pause inside its
-  // body: 408 and close.
+  // body: 408 and close. Of the handshake of TLS: close.
   std::chrono::milliseconds header_timeout = std::chrono::seconds(30);
   // Of a connection between requests, and of a client that takes no byte of what waits to be sent.
   // Timeouts are checked at least four times in their length or once a second.
   std::chrono::milliseconds idle_timeout = std::chrono::seconds(300);
+  std::optional<TlsOptions> tls;  // HTTPS, of TLS 1.2 or newer, and nothing else
 };
 
 class Server {
  public:
-  // Listens when it returns. kInvalidArgument for an address that is none or for no threads,
+  // Listens when it returns. kInvalidArgument for an address that is none, for no threads, and for
+  // files of TLS that do not do,
   // kUnavailable where the port is taken, kPermissionDenied where it is not ours to take.
   static base::Result<std::unique_ptr<Server>> Start(const ServerOptions& options, Handler handler);
   virtual ~Server() = default;  // Stop(0)

@@ -1,28 +1,31 @@
 #include "http/test_client.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
 #include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
 
 #include "base/result_matchers.h"
+#include "http/test_identity.h"
 
 namespace syncline::http {
 namespace {
-
-int Patience() {
-  return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(kPatience).count());
-}
 
 bool WaitFor(int socket, short events, int milliseconds) {
   pollfd state = {.fd = socket, .events = events, .revents = 0};
@@ -68,7 +71,46 @@ std::string ClientReply::Header(std::string_view name) const {
   return found == headers.end() ? std::string() : found->second;
 }
 
-TestClient::TestClient(std::uint16_t port, const char* address) {
+bool TestsUseTls() { return ::getenv("SYNCLINE_TEST_TLS") != nullptr; }
+
+// Trusts the authority of TestIdentity::Shared() and expects its address.
+struct TestClient::Tls {
+  explicit Tls(int socket) : context(SSL_CTX_new(TLS_client_method())) {
+    const std::string authority = TestIdentity::Shared().authority_file();
+    SSL_CTX_load_verify_file(context, authority.c_str());
+    SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
+    SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    ssl = SSL_new(context);
+    SSL_set_fd(ssl, socket);
+    SSL_set_connect_state(ssl);
+    ::fcntl(socket, F_SETFL, O_NONBLOCK);
+    ::signal(SIGPIPE, SIG_IGN);  // the library writes without MSG_NOSIGNAL
+  }
+  ~Tls() {
+    SSL_free(ssl);
+    SSL_CTX_free(context);
+  }
+  Tls(const Tls&) = delete;
+  Tls& operator=(const Tls&) = delete;
+
+  // Of a call that moved nothing: as the system calls say it, and what it lacked.
+  ssize_t Failed(std::atomic<short>& wanted) const {
+    const int error = SSL_get_error(ssl, 0);
+    if (error == SSL_ERROR_ZERO_RETURN) return 0;
+    const bool waits = error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE;
+    wanted = error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT;
+    errno = waits ? EAGAIN : ECONNRESET;
+    return -1;
+  }
+
+  SSL_CTX* context;
+  SSL* ssl;
+  std::mutex mutex;  // one thread may send while another one reads
+  std::atomic<short> send_lacks = POLLOUT;
+  std::atomic<short> read_lacks = POLLIN;
+};
+
+TestClient::TestClient(std::uint16_t port, const char* address, Transport transport) {
   sockaddr_in v4 = {};
   v4.sin_family = AF_INET;
   v4.sin_port = htons(port);
@@ -80,10 +122,12 @@ TestClient::TestClient(std::uint16_t port, const char* address) {
   } else if (::inet_pton(AF_INET6, address, &v6.sin6_addr) == 1) {
     socket_ = Connect(reinterpret_cast<const sockaddr*>(&v6), sizeof(v6));
   }
+  if (connected() && transport == Transport::kTls) tls_ = std::make_unique<Tls>(socket_);
 }
 
 TestClient::TestClient(TestClient&& other) noexcept
     : socket_(std::exchange(other.socket_, -1)),
+      tls_(std::move(other.tls_)),
       buffer_(std::move(other.buffer_)),
       used_(other.used_),
       end_(other.end_) {}
@@ -101,12 +145,41 @@ void TestClient::Reset() {
   Close();
 }
 
-void TestClient::ShutdownWrite() { ::shutdown(socket_, SHUT_WR); }
+void TestClient::ShutdownWrite() {
+  if (tls_) SSL_shutdown(tls_->ssl);
+  ::shutdown(socket_, SHUT_WR);
+}
+
+ssize_t TestClient::SendSome(std::string_view bytes) {
+  if (!tls_) return ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  std::size_t sent = 0;
+  const std::scoped_lock lock(tls_->mutex);
+  ERR_clear_error();
+  const bool done = SSL_write_ex(tls_->ssl, bytes.data(), bytes.size(), &sent) == 1;
+  return done ? static_cast<ssize_t>(sent) : tls_->Failed(tls_->send_lacks);
+}
+
+ssize_t TestClient::ReadSome(std::span<char> to) {
+  if (!tls_) return ::recv(socket_, to.data(), to.size(), MSG_DONTWAIT);
+  std::size_t got = 0;
+  const std::scoped_lock lock(tls_->mutex);
+  ERR_clear_error();
+  const bool done = SSL_read_ex(tls_->ssl, to.data(), to.size(), &got) == 1;
+  return done ? static_cast<ssize_t>(got) : tls_->Failed(tls_->read_lacks);
+}
+
+bool TestClient::WaitToSend(int milliseconds) const {
+  return WaitFor(socket_, tls_ ? tls_->send_lacks.load() : short{POLLOUT}, milliseconds);
+}
+
+bool TestClient::WaitToRead(int milliseconds) const {
+  return WaitFor(socket_, tls_ ? tls_->read_lacks.load() : short{POLLIN}, milliseconds);
+}
 
 bool TestClient::Send(std::string_view bytes) {
   while (!bytes.empty()) {
-    if (!WaitFor(socket_, POLLOUT, Patience())) return false;
-    const ssize_t sent = ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = SendSome(bytes);
+    if (sent < 0 && errno == EAGAIN && !WaitToSend(kPatienceMs)) return false;
     if (sent < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (sent <= 0) return false;
     bytes.remove_prefix(static_cast<std::size_t>(sent));
@@ -116,23 +189,24 @@ bool TestClient::Send(std::string_view bytes) {
 
 std::size_t TestClient::SendUntilBlocked(std::string_view bytes) {
   std::size_t total = 0;
-  while (total < bytes.size() && WaitFor(socket_, POLLOUT, 500)) {
-    const ssize_t sent =
-        ::send(socket_, bytes.data() + total, bytes.size() - total, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0 && errno != EAGAIN) break;
+  while (total < bytes.size()) {
+    const ssize_t sent = SendSome(bytes.substr(total));
     if (sent > 0) total += static_cast<std::size_t>(sent);
+    if (sent < 0 && (errno != EAGAIN || !WaitToSend(500))) break;
   }
   return total;
 }
 
-bool TestClient::HasData() const { return used_ < buffer_.size() || WaitFor(socket_, POLLIN, 0); }
+bool TestClient::HasData() { return used_ < buffer_.size() || Fill(0) || end_ != End::kNothing; }
 
-bool TestClient::Fill() {
+bool TestClient::Fill(int milliseconds) {
   if (end_ != End::kNothing) return false;  // an error is reported by the kernel only once
-  if (!WaitFor(socket_, POLLIN, Patience())) return false;
   buffer_.erase(0, std::exchange(used_, 0));
   std::array<char, 1 << 16> bytes;
-  const ssize_t got = ::recv(socket_, bytes.data(), bytes.size(), 0);
+  ssize_t got = 0;
+  while ((got = ReadSome(bytes)) < 0 && errno == EAGAIN) {
+    if (!WaitToRead(milliseconds)) return false;
+  }
   if (got > 0) buffer_.append(bytes.data(), static_cast<std::size_t>(got));
   if (got > 0) return true;
   end_ = got == 0 ? End::kClosed : End::kReset;
@@ -246,7 +320,8 @@ std::string PostChunked(std::string_view path, std::string_view body, std::size_
   return text + "0\r\n\r\n";
 }
 
-std::unique_ptr<Server> MustStart(Handler handler, const ServerOptions& options) {
+std::unique_ptr<Server> MustStart(Handler handler, ServerOptions options) {
+  if (TestsUseTls() && !options.tls) options.tls = TestIdentity::Shared().server();
   auto server = Server::Start(options, std::move(handler));
   if (!server) {
     ADD_FAILURE() << base::ErrorText(server);

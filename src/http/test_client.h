@@ -1,6 +1,8 @@
 // For tests: a client of raw sockets that can send any bytes, in any pieces, and a server with
 // little ado. Everything that waits gives up after a long time, so that a fault is a failed test
 // and no hang.
+//
+// With SYNCLINE_TEST_TLS in the environment, both talk TLS, so that the same tests run over it.
 #pragma once
 
 #include <chrono>
@@ -9,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +22,7 @@
 namespace syncline::http {
 
 inline constexpr std::chrono::seconds kPatience(30);
+inline constexpr int kPatienceMs = 30000;
 
 // Something that happens once on one thread and is waited for on another.
 class Signal {
@@ -40,9 +44,15 @@ struct ClientReply {
   std::string Header(std::string_view name) const;  // empty: none
 };
 
+// Is it in the environment?
+bool TestsUseTls();
+
 class TestClient {
  public:
-  explicit TestClient(std::uint16_t port, const char* address = "127.0.0.1");
+  // What speaks TLS of itself sends and reads what is given, also where the tests use TLS.
+  enum class Transport { kPlain, kTls };
+  explicit TestClient(std::uint16_t port, const char* address = "127.0.0.1",
+                      Transport transport = TestsUseTls() ? Transport::kTls : Transport::kPlain);
   ~TestClient();
   TestClient(TestClient&& other) noexcept;
   TestClient(const TestClient&) = delete;
@@ -66,19 +76,27 @@ class TestClient {
   enum class End { kClosed, kReset, kData, kNothing };
   End ReadEnd();  // what comes next: an end of the connection, data, or nothing in time
 
-  End SkipToEnd();       // the end of the connection, after whatever data
-  bool HasData() const;  // or an end; now
+  End SkipToEnd();  // the end of the connection, after whatever data
+  bool HasData();   // or an end; now
 
   void ShutdownWrite();
   void Close();
   void Reset();  // closes so that the server sees an error
 
  private:
-  bool Fill();  // reads more into buffer_
+  bool Fill(int milliseconds = kPatienceMs);  // reads more into buffer_
   std::optional<std::string> ReadLine();
   std::optional<std::string> ReadBytes(std::size_t bytes);
 
+  struct Tls;  // of the client's side; the handshake is done by the first bytes
+  ssize_t SendSome(std::string_view bytes);  // as send(2) and recv(2) that do not wait
+  ssize_t ReadSome(std::span<char> to);
+  // For what the last of them lacked.
+  bool WaitToSend(int milliseconds) const;
+  bool WaitToRead(int milliseconds) const;
+
   int socket_ = -1;
+  std::unique_ptr<Tls> tls_;  // null: plain
   std::string buffer_;
   std::size_t used_ = 0;  // of buffer_
   End end_ = End::kNothing;
@@ -90,7 +108,7 @@ std::string Post(std::string_view path, std::string_view body, std::string_view 
 std::string PostChunked(std::string_view path, std::string_view body, std::size_t chunk_bytes);
 
 // Fails the test and returns null if it does not start.
-std::unique_ptr<Server> MustStart(Handler handler, const ServerOptions& options = {});
+std::unique_ptr<Server> MustStart(Handler handler, ServerOptions options = {});
 
 // Answers "METHOD path body".
 void Echo(const Request& request, Exchange& exchange);

@@ -219,15 +219,18 @@ void Intake::Note(const Arrival& arrival, const Claim& claim) {
       report_.unknowns.push_back(ClippedName(arrival.name));
     }
   }
-  const auto came = [&](std::size_t tensor) {
+  const auto came = [&](std::size_t tensor, std::string_view name) {
     if (!names_[tensor].empty()) return;
     ++report_.written;
     report_.bytes += plan_.tensors()[tensor].bytes();
-    names_[tensor] = arrival.name;
+    names_[tensor] = name;
   };
-  if (IsTensor(claim)) came(claim.index);
+  if (IsTensor(claim)) came(claim.index, arrival.name);
   if (claim.kind == Claim::Kind::kParameter) {
-    for (const std::size_t tensor : tensors_of_[claim.index]) came(tensor);
+    // As if under their own names, so that they may come so again.
+    for (const std::size_t tensor : tensors_of_[claim.index]) {
+      came(tensor, plan_.tensors()[tensor].name);
+    }
   }
 }
 

@@ -207,6 +207,9 @@ TEST_F(IntakeTest, ParametersCanBeSentUnderTheEnginesNames) {
   EXPECT_TRUE(intake.Came(0));
   EXPECT_TRUE(intake.Came(1));
   EXPECT_FALSE(intake.Came(2));
+  // What comes again, under its own name, replaces that.
+  EXPECT_OK(Add(intake, "k", {1, 2}, 77));
+  EXPECT_EQ(memory_[0][4], std::byte{77});
   EXPECT_ERROR(intake.FindParameters(std::vector<Arrival>{{"q", Dtype::kU8, shape, bytes}}),
                Code::kNotFound, "no parameter q");
   const std::vector<std::uint64_t> wrong = {2, 3};

@@ -24,6 +24,7 @@ struct Batch {
   std::vector<std::int32_t> tokens;        // [rows]
   std::vector<SequenceSlice> sequences;    // cover the rows without gaps, in order
   std::vector<std::uint32_t> logits_rows;  // rows whose logits are wanted
+  bool experts = false;                    // the chosen experts of all rows are wanted
 };
 
 }  // namespace syncline::model

@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/core.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <exception>
@@ -87,6 +88,7 @@ class Decoder : public Model {
   base::Status ReserveKv(std::uint32_t blocks) override;
   base::Status Derive(std::span<const base::MutableByteSpan> memory) override;
   base::Status Forward(const Batch& batch, std::span<float> logits) override;
+  std::span<const std::int32_t> chosen_experts() const override { return chosen_experts_; }
   double CollectiveSeconds() const override {
     return collectives_ == nullptr ? 0 : collectives_->seconds();
   }
@@ -99,6 +101,7 @@ class Decoder : public Model {
   at::Tensor Sum(at::Tensor part) const;
   at::Tensor Embed(const Batch& batch) const;
   at::Tensor Run(const Batch& batch);
+  void KeepExperts(std::size_t layer, const std::vector<std::uint32_t>& chosen);
   void GatherLogits(const at::Tensor& x, std::span<float> logits);
 
   ModelConfig config_;
@@ -108,6 +111,7 @@ class Decoder : public Model {
   at::Tensor embedding_, final_norm_, head_;
   std::vector<Layer> layers_;
   std::unique_ptr<AttentionBlock> attention_;
+  std::vector<std::int32_t> chosen_experts_;  // of the last step that was asked for them
 };
 
 void Decoder::MakeBlocks() {
@@ -146,6 +150,8 @@ base::Status Decoder::ReserveKv(std::uint32_t blocks) {
   try {
     const c10::InferenceMode mode;
     attention_->Reserve(blocks);
+    // What malloc keeps of the cache for later is given back too.
+    if (blocks == 0) malloc_trim(0);
     return {};
   } catch (const std::exception& error) {
     return base::Fail(
@@ -188,20 +194,45 @@ at::Tensor Decoder::Run(const Batch& batch) {
   // The residual stream is kept in fp32: adding up 2 · layers terms in bf16 costs accuracy.
   at::Tensor x = Embed(batch);
   at::Tensor add;  // what the layer before adds to x
+  const bool keep = batch.experts && config_.experts.has_value();
+  if (keep) {
+    chosen_experts_.assign(batch.tokens.size() * layers_.size() * config_.experts->per_token, 0);
+  }
+  std::vector<std::uint32_t> chosen;
+  const auto select = [&](at::Tensor& rows) {
+    rows = at::index_select(rows, 0, View(batch.logits_rows, at::kInt));
+  };
+  const bool all_rows = WantsAllRows(batch);
   const double epsilon = config_.rms_norm_epsilon;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
     at::Tensor mixed = pass->Attend(i, AddAndNorm(x, add, layer.input_norm, epsilon));
     // Other rows are needed no further than for their keys and values.
-    if (i + 1 == layers_.size() && !WantsAllRows(batch)) {
-      const at::Tensor rows = View(batch.logits_rows, at::kInt);
-      x = at::index_select(x, 0, rows);
-      mixed = at::index_select(mixed, 0, rows);
+    if (i + 1 == layers_.size() && !all_rows && !keep) {
+      select(x);
+      select(mixed);
     }
     add = Sum(layer.o.Part(mixed));
-    add = Sum(layer.mlp->Run(AddAndNorm(x, add, layer.post_norm, epsilon)));
+    chosen.clear();
+    add =
+        Sum(layer.mlp->Run(AddAndNorm(x, add, layer.post_norm, epsilon), keep ? &chosen : nullptr));
+    KeepExperts(i, chosen);
+  }
+  if (keep && !all_rows) {
+    select(x);
+    select(add);
   }
   return AddAndNorm(x, add, final_norm_, epsilon);
+}
+
+void Decoder::KeepExperts(std::size_t layer, const std::vector<std::uint32_t>& chosen) {
+  if (chosen.empty()) return;  // not wanted, or no mixture
+  const std::size_t per_token = config_.experts->per_token;
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    const std::size_t row = i / per_token;
+    chosen_experts_[(row * layers_.size() + layer) * per_token + i % per_token] =
+        static_cast<std::int32_t>(chosen[i]);
+  }
 }
 
 void Decoder::GatherLogits(const at::Tensor& x, std::span<float> logits) {

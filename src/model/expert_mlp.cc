@@ -79,13 +79,14 @@ class ExpertMlp : public MlpBlock {
         down_(std::move(down)),
         shared_(std::move(shared)) {}
 
-  at::Tensor Run(const at::Tensor& x) const override {
+  at::Tensor Run(const at::Tensor& x, std::vector<std::uint32_t>* chosen) const override {
     const at::Tensor logits = ToHost(ExactLinear(x, router_));
     const at::Tensor bias = ToHost(correction_bias_);
     const auto local = static_cast<std::uint32_t>(gate_up_.matrices());
-    const Arrivals arrivals = Sort(ChooseExperts(config_, Floats(logits), Floats(bias)),
-                                   config_.per_token, first_, local);
-    at::Tensor sum = shared_ != nullptr ? shared_->Run(x).to(at::kFloat)
+    Routes routes = ChooseExperts(config_, Floats(logits), Floats(bias));
+    const Arrivals arrivals = Sort(routes, config_.per_token, first_, local);
+    if (chosen != nullptr) *chosen = std::move(routes.experts);
+    at::Tensor sum = shared_ != nullptr ? shared_->Run(x, nullptr).to(at::kFloat)
                                         : at::zeros(x.sizes(), x.options().dtype(at::kFloat));
     for (std::uint32_t i = 0; i < local; ++i) AddExpert(i, arrivals, x, sum);
     return sum;

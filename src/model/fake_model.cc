@@ -36,6 +36,11 @@ void FakeModel::SetWeights(std::uint8_t a, std::uint8_t b) {
   parameters_.live()[0][8] = std::byte{b};
 }
 
+void FakeModel::AddExperts() {
+  config_.layers = 2;
+  config_.experts = ExpertsConfig{.experts = 4096, .per_token = 1};
+}
+
 base::Status FakeModel::ReserveKv(std::uint32_t blocks) {
   keys_.assign(std::size_t{blocks} * kKvBlock, 0xDEAD);
   return {};
@@ -48,6 +53,7 @@ base::Status FakeModel::Forward(const Batch& batch, std::span<float> logits) {
   const auto a = std::to_integer<std::uint32_t>(parameters_.live()[0][0]);
   const auto b = std::to_integer<std::uint32_t>(parameters_.live()[0][8]);
   std::vector<std::uint32_t> next(batch.tokens.size());
+  if (batch.experts) chosen_.clear();
   for (const SequenceSlice& sequence : batch.sequences) {
     const auto key = [&](std::uint32_t position) -> std::uint32_t& {
       return keys_.at(std::size_t{sequence.blocks.at(position / kKvBlock)} * kKvBlock +
@@ -59,6 +65,10 @@ base::Status FakeModel::Forward(const Batch& batch, std::span<float> logits) {
       if (i >= first)
         key(i) = static_cast<std::uint32_t>(batch.tokens[sequence.begin + i - first]) * 3 + a;
       sum += std::uint64_t{key(i)} * (i + 1);
+      if (i >= first && batch.experts) {
+        chosen_.push_back(static_cast<std::int32_t>(key(i)));
+        chosen_.push_back(static_cast<std::int32_t>(i));
+      }
       if (i >= first)
         next[sequence.begin + i - first] = static_cast<std::uint32_t>(sum % kVocabulary);
     }

@@ -33,7 +33,11 @@ class FakeModel : public Model {
   base::Status Derive(std::span<const base::MutableByteSpan>) override { return {}; }
   base::Status Forward(const Batch& batch, std::span<float> logits) override;
 
+  std::span<const std::int32_t> chosen_experts() const override { return chosen_; }
+
   void SetWeights(std::uint8_t a, std::uint8_t b);
+  // Gives the model two layers of experts, one a token: its "experts" are the key and the position.
+  void AddExperts();
 
   // Called at the start of each step, if set: to slow it, or to make it fail.
   std::function<base::Status(const Batch&)> before_step;
@@ -61,6 +65,7 @@ class FakeModel : public Model {
   layout::Plan plan_;
   Parameters parameters_;
   std::vector<std::uint32_t> keys_;  // by slot
+  std::vector<std::int32_t> chosen_;
 };
 
 }  // namespace syncline::model

@@ -13,7 +13,7 @@ class GatedMlp : public MlpBlock {
         gate_up_bias_(std::move(gate_up_bias)),
         down_(std::move(down)) {}
 
-  at::Tensor Run(const at::Tensor& x) const override {
+  at::Tensor Run(const at::Tensor& x, std::vector<std::uint32_t>* /*chosen*/) const override {
     return down_.Part(SiluAndMultiply(Linear(x, gate_up_, gate_up_bias_)));
   }
 

@@ -3,6 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <vector>
+
 namespace syncline::model {
 
 // Throws what ATen throws. One thread at a time.
@@ -11,7 +14,9 @@ class MlpBlock {
   virtual ~MlpBlock() = default;
   // x: [rows, hidden], normed. This rank's part of the result, of which the sum over all ranks is
   // the result: [rows, hidden], contiguous, in fp32 or, of a single rank, in the type of x.
-  virtual at::Tensor Run(const at::Tensor& x) const = 0;
+  // `chosen`, if not null, takes the experts of each row, [rows · per token]; a block that has none
+  // leaves it.
+  virtual at::Tensor Run(const at::Tensor& x, std::vector<std::uint32_t>* chosen) const = 0;
 };
 
 }  // namespace syncline::model

@@ -38,7 +38,8 @@ class Model {
 
   // Bytes of keys and values of one token.
   virtual std::uint64_t KvBytesPerToken() const = 0;
-  // Memory for `blocks` blocks of kKvBlock tokens; replaces what was there.
+  // Memory for `blocks` blocks of kKvBlock tokens; replaces what was there. 0 gives it back to the
+  // system.
   virtual base::Status ReserveKv(std::uint32_t blocks) = 0;
 
   // Computes the derived parameters (layout::Plan::IsDerived) from the others, whose units are in
@@ -52,6 +53,11 @@ class Model {
   // message; the step can then be repeated. With several ranks all must make the same call; only rank
   // 0 gets logits.
   virtual base::Status Forward(const Batch& batch, std::span<float> logits) = 0;
+
+  // After a Forward that was asked for them (Batch::experts): the experts that each row went to in each
+  // layer, best first, [rows, layers, per token]; zeros in layers without a mixture. The same on
+  // all ranks. Empty where the model has none.
+  virtual std::span<const std::int32_t> chosen_experts() const { return {}; }
 
   // Time that all steps so far have spent in sums over ranks, waiting included.
   virtual double CollectiveSeconds() const { return 0; }

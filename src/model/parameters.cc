@@ -86,6 +86,18 @@ void Parameters::ReleaseStaging(std::size_t parameter) {
   reserved_[parameter] = false;
 }
 
+void Parameters::Release() {
+  live_arena_.Release(0, live_arena_.bytes().size());
+  for (std::size_t i = 0; i < staging_.size(); ++i) ReleaseStaging(i);
+  if (staging_arena_) staging_arena_->Release(0, staging_arena_->bytes().size());
+}
+
+base::Status Parameters::Resume() {
+  base::Status reserved = live_arena_.Reserve(0, live_arena_.bytes().size());
+  if (!reserved) live_arena_.Release(0, live_arena_.bytes().size());
+  return reserved;
+}
+
 void Parameters::Commit(std::span<const std::size_t> parameters, base::ThreadPool& pool) {
   CopySlots(parameters, staging_, live_, pool);
 }

@@ -47,6 +47,13 @@ class Parameters {
   // For who maps them: parameter i lies at the same offset in both. staging_arena(): after Staging().
   const base::Arena& live_arena() const { return live_arena_; }
   const base::Arena& staging_arena() const { return *staging_arena_; }
+  // Gives the memory of both arenas back to the system; the addresses stay. From here to Resume
+  // nobody may touch a slot. Only while no forward runs.
+  void Release();
+  // Takes memory for the live slots again: zeros. kNoSpace: it has none.
+  base::Status Resume();
+
+  base::MutableByteSpan live_bytes() const { return live_arena_.bytes(); }  // all slots
   std::uint64_t bytes() const { return live_arena_.bytes().size(); }
 
  private:

@@ -8,23 +8,9 @@
 #include "objects/url.h"
 
 namespace syncline::objects {
-namespace {
-
 using base::Code;
 using base::Fail;
 using base::Result;
-
-// "file:///a%20b" is "/a b"; a host can only be this one.
-Result<std::string> PathOfFileUrl(std::string_view url) {
-  std::string_view rest = url.substr(url.find("://") + 3);
-  if (rest.starts_with("localhost/")) rest.remove_prefix(9);
-  const auto path = PercentDecode(rest);
-  if (rest.starts_with('/') && path && path->find('\0') == std::string::npos) return *path;
-  return Fail(Code::kInvalidArgument,
-              fmt::format("{}: expected file:///path, percent-encoded", Redact(url)));
-}
-
-}  // namespace
 
 bool IsRemote(std::string_view url) {
   const std::string scheme = SchemeOf(url);
@@ -45,7 +31,9 @@ Result<std::unique_ptr<ObjectStore>> Open(base::FileSystem& files, std::string_v
     return OpenHttp(std::move(parsed), settings);
   }
   if (scheme == "s3") {
-    SYNCLINE_ASSIGN(S3Config config, LoadS3Config(files, ProcessEnvironment(), settings));
+    // The user's own files, whatever `files` is restricted to.
+    SYNCLINE_ASSIGN(S3Config config,
+                    LoadS3Config(base::FileSystem::Posix(), ProcessEnvironment(), settings));
     SYNCLINE_ASSIGN(S3Bucket bucket, S3Bucket::Make(url, settings, std::move(config)));
     return OpenS3(std::move(bucket), settings);
   }

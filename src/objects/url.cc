@@ -176,4 +176,13 @@ base::Result<std::string> PercentDecode(std::string_view text) {
   return decoded;
 }
 
+base::Result<std::string> PathOfFileUrl(std::string_view url) {
+  std::string_view rest = url.substr(url.find("://") + 3);
+  if (rest.starts_with("localhost/")) rest.remove_prefix(9);
+  const auto path = PercentDecode(rest);
+  if (rest.starts_with('/') && path && path->find('\0') == std::string::npos) return *path;
+  return Fail(Code::kInvalidArgument,
+              fmt::format("{}: expected file:///path, percent-encoded", Redact(url)));
+}
+
 }  // namespace syncline::objects

@@ -42,4 +42,8 @@ std::string PercentEncode(std::string_view text, bool keep_slash);
 // kInvalidArgument for a '%' without two digits.
 base::Result<std::string> PercentDecode(std::string_view text);
 
+// The path of "file:///a%20b", which is "/a b"; a host can only be this one. kInvalidArgument for
+// anything else.
+base::Result<std::string> PathOfFileUrl(std::string_view url);
+
 }  // namespace syncline::objects

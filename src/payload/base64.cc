@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 
 #include "payload/payload.h"
@@ -9,9 +10,10 @@ namespace {
 
 constexpr std::uint8_t kNoDigit = 0xff;
 
+constexpr std::string_view kAlphabet =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
 constexpr std::array<std::uint8_t, 256> MakeDigits() {
-  constexpr std::string_view kAlphabet =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::array<std::uint8_t, 256> digits{};
   digits.fill(kNoDigit);
   for (std::size_t i = 0; i < kAlphabet.size(); ++i) {
@@ -56,6 +58,22 @@ base::Result<std::vector<std::byte>> DecodeBase64(std::string_view text) {
     bytes.pop_back();
   }
   return bytes;
+}
+
+std::string EncodeBase64(base::ByteSpan bytes) {
+  std::string text;
+  text.reserve((bytes.size() + 2) / 3 * 4);
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    const std::size_t count = std::min<std::size_t>(3, bytes.size() - i);
+    std::uint32_t group = 0;
+    for (std::size_t k = 0; k < 3; ++k) {
+      group = group << 8 | (k < count ? std::to_integer<std::uint32_t>(bytes[i + k]) : 0);
+    }
+    for (std::size_t k = 0; k < 4; ++k) {
+      text += k <= count ? kAlphabet[group >> (18 - 6 * k) & 63] : '=';
+    }
+  }
+  return text;
 }
 
 }  // namespace syncline::payload

@@ -58,6 +58,7 @@ TEST(Base64, RefusesWhatIsNotOfIt) {
 }
 
 RC_GTEST_PROP(Base64, GivesBackWhatWasEncoded, (const std::vector<std::uint8_t>& bytes)) {
+  RC_ASSERT(EncodeBase64(std::as_bytes(std::span(bytes))) == Encoded(bytes));
   const auto decoded = DecodeBase64(Encoded(bytes));
   RC_ASSERT(decoded.has_value());
   RC_ASSERT(base::AsText(*decoded) ==

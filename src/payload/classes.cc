@@ -53,6 +53,36 @@ constexpr std::array<StorageClass, 11> kStorageClasses = {{
     {"DoubleStorage", "float64"},
 }};
 
+// What gives up, in Python's own words; none of them is made.
+constexpr std::array<std::string_view, 28> kExceptions = {"ArithmeticError",
+                                                          "AssertionError",
+                                                          "AttributeError",
+                                                          "BaseException",
+                                                          "BrokenPipeError",
+                                                          "BufferError",
+                                                          "ConnectionAbortedError",
+                                                          "ConnectionError",
+                                                          "ConnectionRefusedError",
+                                                          "ConnectionResetError",
+                                                          "EOFError",
+                                                          "Exception",
+                                                          "FileExistsError",
+                                                          "FileNotFoundError",
+                                                          "IndexError",
+                                                          "InterruptedError",
+                                                          "KeyError",
+                                                          "KeyboardInterrupt",
+                                                          "MemoryError",
+                                                          "NotImplementedError",
+                                                          "OSError",
+                                                          "OverflowError",
+                                                          "PermissionError",
+                                                          "RuntimeError",
+                                                          "SystemExit",
+                                                          "TimeoutError",
+                                                          "TypeError",
+                                                          "ValueError"};
+
 constexpr std::string_view kReductions = "torch.multiprocessing.reductions";
 constexpr std::string_view kUtils = "torch._utils";
 constexpr std::string_view kModelRunner = "sglang.srt.model_executor.model_runner";
@@ -92,6 +122,9 @@ std::vector<PythonName> MakeNames() {
     const auto* element = std::ranges::find(kElementTypes, storage.element, &ElementType::name);
     names.push_back({Symbol::kTypedStorage, "torch", storage.name, element});
   }
+  for (const std::string_view exception : kExceptions) {
+    names.push_back({Symbol::kException, "builtins", exception});
+  }
   return names;
 }
 
@@ -109,18 +142,23 @@ base::Result<const PythonName*> FindName(std::string_view module, std::string_vi
         "processes can have: call torch.multiprocessing.set_sharing_strategy(\"file_system\") "
         "before pickling, or send safetensors");
   }
-  return base::Fail(base::Code::kInvalidArgument,
-                    fmt::format("{}.{} is not one of the classes that a payload may hold",
-                                Quoted(module), Quoted(name)));
+  const bool with_content = module == "torch.storage" && name == "_load_from_bytes";
+  return base::Fail(
+      base::Code::kInvalidArgument,
+      fmt::format("{}.{} is not one of the classes that a payload may hold{}", Quoted(module),
+                  Quoted(name),
+                  with_content ? ": a tensor was pickled with its content; use multiprocessing's "
+                                 "ForkingPickler after "
+                                 "torch.multiprocessing.set_sharing_strategy(\"file_system\")"
+                               : ""));
 }
 
 std::string Text(const PythonName& name) { return fmt::format("{}.{}", name.module, name.name); }
 
-std::string Quoted(std::string_view text) {
-  constexpr std::size_t kMaxCharacters = 120;
-  std::string quoted(text.substr(0, kMaxCharacters));
+std::string Quoted(std::string_view text, std::size_t max_characters) {
+  std::string quoted(text.substr(0, max_characters));
   std::ranges::replace_if(quoted, [](char c) { return c < ' ' || c > '~'; }, '?');
-  if (text.size() > kMaxCharacters) quoted += "…";
+  if (text.size() > max_characters) quoted += "…";
   return quoted;
 }
 

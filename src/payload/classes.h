@@ -2,6 +2,7 @@
 // tables is refused.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -36,6 +37,7 @@ enum class Symbol : std::uint8_t {
   kOrderedDict,
   kTensorMetadata,         // FlattenedTensorMetadata
   kLocalSerializedTensor,  // of verl and SGLang
+  kException,              // builtins.RuntimeError …
 };
 
 struct PythonName {
@@ -46,13 +48,13 @@ struct PythonName {
 };
 
 // The entry, which lives for ever. kInvalidArgument names what is not there, and says what to use
-// instead of a storage behind a file descriptor.
+// instead of a storage behind a file descriptor, or of one that was pickled with its content.
 base::Result<const PythonName*> FindName(std::string_view module, std::string_view name);
 
 // "torch.FloatStorage"
 std::string Text(const PythonName& name);
 
-// Text of a message for an error: at most 120 characters, printable ASCII.
-std::string Quoted(std::string_view text);
+// Text of a message for an error: at most so many characters, printable ASCII.
+std::string Quoted(std::string_view text, std::size_t max_characters = 120);
 
 }  // namespace syncline::payload

@@ -65,5 +65,6 @@ base::Result<std::unique_ptr<Batch>> Decode(base::ByteSpan message, Format forma
 // Standard base64 with padding, strictly. kInvalidArgument with the place of the first wrong
 // character.
 base::Result<std::vector<std::byte>> DecodeBase64(std::string_view text);
+std::string EncodeBase64(base::ByteSpan bytes);
 
 }  // namespace syncline::payload

@@ -37,6 +37,7 @@ bool IsCalled(Symbol symbol) {
     case Symbol::kRebuildStorageFilename:
     case Symbol::kRebuildStorageEmpty:
     case Symbol::kOrderedDict:
+    case Symbol::kException:
       return true;
     default:
       return false;
@@ -348,6 +349,8 @@ class PickleReader {
     // state_dict() gives its OrderedDict an attribute, which says nothing of tensors.
     if (stack_.Top()->As<Dict>() != nullptr) return {};
     auto* object = std::get_if<Object>(&stack_.Top()->is);
+    // So are notes that were added to an exception.
+    if (object != nullptr && object->name->symbol == Symbol::kException) return {};
     if (object == nullptr || !IsBuilt(object->name->symbol) || object->state != nullptr) {
       return Refuse(fmt::format("{} is not built in payloads", KindOf(*stack_.Top())));
     }

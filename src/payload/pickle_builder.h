@@ -64,6 +64,20 @@ class PickleBuilder {
     return Ints(stride).Raw("\x89t");
   }
 
+  // What checkpoint-engine sends: reduce_tensor of a flat tensor, and an entry of a list.
+  PickleBuilder& Handle(std::string_view name, std::int32_t bytes,
+                        std::string_view element = "uint8") {
+    Reduction("rebuild_tensor").Raw("(").Class("torch", "Tensor");
+    Reduction("rebuild_typed_storage").Storage(name, bytes).Typed(element);
+    return View(0, {bytes}, {1}).Raw("t\x86");
+  }
+  PickleBuilder& Entry(std::string_view name, std::string_view element,
+                       const std::vector<std::int64_t>& size, std::int64_t offset) {
+    Raw("}(").String("name").String(name).String("dtype").Class("torch", element);
+    String("shape").Class("torch", "Size").Ints(size).Raw("\x85R");
+    return String("offset").Number("\x8a\x08", offset).Raw("u");
+  }
+
   // The pickle so far, with its end.
   std::string Text() const { return "\x80\x04" + text_ + "."; }
 

@@ -161,7 +161,6 @@ TEST(Br46, CodeIsNamedAndNotRun) {
                                      {"builtins", "getattr"},
                                      {"torch", "load"},
                                      {"torch", "__builtins__"},
-                                     {"torch.storage", "_load_from_bytes"},
                                      {"functools", "partial"},
                                      {"collections", "OrderedDict.__init__"},
                                      {"sglang.srt.weight_sync.tensor_bucket", "os"}}) {

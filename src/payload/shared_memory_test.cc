@@ -6,54 +6,19 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstring>
-#include <filesystem>
 #include <iterator>
 #include <string>
 
 #include "base/result_matchers.h"
+#include "payload/memory_sender.h"
 
 namespace syncline::payload {
 namespace {
 
 using base::Code;
 
-constexpr std::size_t kHeaderBytes = 64;
-
-// What a sender with torch makes: a count, 60 bytes more, the data.
-class Sender {
- public:
-  Sender(std::int32_t count, std::string_view data)
-      : name_("/torch_" + std::to_string(::getpid()) + "_4294967295_" + std::to_string(next_++)) {
-    const int file = ::shm_open(name_.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
-    EXPECT_GE(file, 0);
-    std::string content(kHeaderBytes, '\0');
-    std::memcpy(content.data(), &count, sizeof(count));
-    content += data;
-    EXPECT_EQ(::write(file, content.data(), content.size()), static_cast<ssize_t>(content.size()));
-    ::close(file);
-  }
-  Sender(const Sender&) = delete;
-  Sender& operator=(const Sender&) = delete;
-  ~Sender() { ::shm_unlink(name_.c_str()); }
-
-  const std::string& name() const { return name_; }
-  bool IsThere() const { return std::filesystem::exists("/dev/shm" + name_); }
-  std::int32_t count() const {
-    const int file = ::shm_open(name_.c_str(), O_RDONLY, 0);
-    std::int32_t count = -99;
-    EXPECT_EQ(::pread(file, &count, sizeof(count), 0), static_cast<ssize_t>(sizeof(count)));
-    ::close(file);
-    return count;
-  }
-
- private:
-  static inline int next_ = 0;
-  std::string name_;
-};
-
 TEST(SharedMemory, GivesTheDataBehindTheHeader) {
-  const Sender sender(2, "weights");
+  const MemorySender sender(2, "weights");
   const auto memory = OpenSharedMemory(sender.name(), 7);
   ASSERT_OK(memory);
   EXPECT_EQ(base::AsText((*memory)->bytes()), "weights");
@@ -66,7 +31,7 @@ TEST(SharedMemory, GivesTheDataBehindTheHeader) {
 }
 
 TEST(SharedMemory, TakesOneFromTheCountWhenDone) {
-  const Sender sender(3, "weights");
+  const MemorySender sender(3, "weights");
   {
     const auto memory = OpenSharedMemory(sender.name(), 7);
     ASSERT_OK(memory);
@@ -81,7 +46,7 @@ TEST(SharedMemory, TakesOneFromTheCountWhenDone) {
 }
 
 TEST(SharedMemory, RemovesItWithTheLastCount) {
-  const Sender sender(1, "weights");
+  const MemorySender sender(1, "weights");
   {
     const auto memory = OpenSharedMemory(sender.name(), 7);
     ASSERT_OK(memory);
@@ -93,7 +58,7 @@ TEST(SharedMemory, RemovesItWithTheLastCount) {
 
 TEST(SharedMemory, CountsNeverBelowZero) {
   for (const std::int32_t count : {0, -5}) {
-    const Sender sender(count, "weights");
+    const MemorySender sender(count, "weights");
     {
       ASSERT_OK(OpenSharedMemory(sender.name(), 7));
     }
@@ -117,7 +82,7 @@ TEST(Br46, OnlyNamesOfTorchAreOpened) {
 }
 
 TEST(Br46, LinksAreNotFollowed) {
-  const Sender sender(2, "weights");
+  const MemorySender sender(2, "weights");
   const std::string link = "/torch_" + std::to_string(::getpid()) + "_0_0";
   std::filesystem::create_symlink("/dev/shm" + sender.name(), "/dev/shm" + link);
   EXPECT_FALSE(OpenSharedMemory(link, 7).has_value());
@@ -126,7 +91,7 @@ TEST(Br46, LinksAreNotFollowed) {
 }
 
 TEST(SharedMemory, RefusesMoreThanThereIs) {
-  const Sender sender(2, "weights");
+  const MemorySender sender(2, "weights");
   for (const std::uint64_t bytes : {std::uint64_t{8}, ~std::uint64_t{0}, ~std::uint64_t{0} - 63}) {
     EXPECT_ERROR(OpenSharedMemory(sender.name(), bytes), Code::kInvalidArgument,
                  "has 71 bytes, expected a header of 64 and");
@@ -139,7 +104,7 @@ TEST(SharedMemory, RefusesMoreThanThereIs) {
 // Nothing that a sender does ends the process.
 TEST(SharedMemory, WhatIsTakenAwayReadsAsZerosAndIsSaid) {
   const std::string data(40'000, 'x');
-  const Sender sender(2, data);
+  const MemorySender sender(2, data);
   const auto memory = OpenSharedMemory(sender.name(), data.size());
   ASSERT_OK(memory);
   EXPECT_OK((*memory)->Intact());
@@ -154,7 +119,7 @@ TEST(SharedMemory, WhatIsTakenAwayReadsAsZerosAndIsSaid) {
 
 TEST(SharedMemory, OtherBusErrorsAreNotHeldUp) {
   const std::string data(10, 'x');
-  const Sender sender(2, data);
+  const MemorySender sender(2, data);
   ASSERT_OK(OpenSharedMemory(sender.name(), data.size()));  // the handler is there
   EXPECT_DEATH(std::raise(SIGBUS), "");
 }
@@ -164,7 +129,7 @@ TEST(SharedMemory, HoldsNoDescriptor) {
     const std::filesystem::directory_iterator entries("/proc/self/fd");
     return std::distance(begin(entries), end(entries));
   };
-  const Sender sender(2, "weights");
+  const MemorySender sender(2, "weights");
   const auto before = descriptors();
   const auto memory = OpenSharedMemory(sender.name(), 7);
   const auto refused = OpenSharedMemory(sender.name(), 8);

@@ -1,6 +1,10 @@
 #include "serve/auth.h"
 
+#include <openssl/crypto.h>
+#include <openssl/sha.h>
+
 #include <algorithm>
+#include <array>
 #include <cctype>
 
 namespace syncline::serve {
@@ -30,21 +34,30 @@ bool Carries(const http::Request& request, std::string_view key) {
 
 }  // namespace
 
+// Digests have one length, so neither the length of a key nor where it differs shows in the time.
 bool SameKey(std::string_view given, std::string_view expected) {
-  unsigned difference = given.size() == expected.size() ? 0 : 1;
-  for (std::size_t i = 0; i < given.size(); ++i) {
-    const char other = expected.empty() ? '\0' : expected[i % expected.size()];
-    difference |= static_cast<unsigned>(static_cast<unsigned char>(given[i]) ^
-                                        static_cast<unsigned char>(other));
-  }
-  return difference == 0;
+  std::array<unsigned char, SHA256_DIGEST_LENGTH> first;
+  std::array<unsigned char, SHA256_DIGEST_LENGTH> second;
+  const auto digest = [](std::string_view key, auto& out) {
+    return SHA256(reinterpret_cast<const unsigned char*>(key.data()), key.size(), out.data());
+  };
+  if (digest(given, first) == nullptr || digest(expected, second) == nullptr) return false;
+  return CRYPTO_memcmp(first.data(), second.data(), first.size()) == 0;
 }
 
-bool IsAllowed(const Keys& keys, Level level, const http::Request& request) {
-  if (level == Level::kOpen || request.method == "OPTIONS") return true;
-  const bool admin = level == Level::kAdminOptional && !keys.admin.empty();
+Access AccessTo(const Keys& keys, Level level, const http::Request& request) {
+  if (level == Level::kOpen || request.method == "OPTIONS") return Access::kGranted;
+  if (level == Level::kAdminForce && keys.admin.empty()) return Access::kForbidden;
+  const bool admin = level != Level::kNormal && !keys.admin.empty();
   const std::string& key = admin ? keys.admin : keys.api;
-  return key.empty() || Carries(request, key);
+  return key.empty() || Carries(request, key) ? Access::kGranted : Access::kUnauthorized;
+}
+
+Level LevelOfUnknown(std::string_view path) {
+  for (const std::string_view probe : {"/health", "/ready", "/metrics"}) {
+    if (path.starts_with(probe)) return Level::kOpen;
+  }
+  return Level::kAdminOptional;
 }
 
 }  // namespace syncline::serve

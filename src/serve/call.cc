@@ -33,6 +33,10 @@ void Call::Run(std::vector<engine::Request> requests) {
     return Reply(400, "rid: \"" + rid + "\" is in use by another request");
   }
   if (const base::Status submitted = Submit(std::move(requests)); !submitted) {
+    // Too many wait: the same request is welcome later.
+    if (submitted.error().code == base::Code::kLimitExceeded) {
+      return Reply(429, submitted.error().message);
+    }
     return Fail(submitted.error());
   }
   if (!options_.stream) return;
@@ -50,6 +54,7 @@ base::Status Call::Submit(std::vector<engine::Request> requests) {
     Completion result;
     result.id = request.id;
     result.prompt_tokens = static_cast<std::uint32_t>(request.input_ids.size());
+    result.asked_experts = request.experts_from.has_value();
     request.stream = options_.stream;
     SYNCLINE_TRY(front_.engine().Submit(
         std::move(request), [&front = front_, call = shared_from_this(), i](engine::Event event) {
@@ -88,6 +93,7 @@ void Call::Count(const Completion& result, const engine::Event& event) {
   meters.generated_tokens.Add(event.tokens.size());
   if (!event.finish) return;
   meters.generations.Add();
+  meters.cached_tokens.Add(event.cached_tokens);
   if (event.finish->kind == engine::Finish::Kind::kAbort) meters.aborted_generations.Add();
   meters.generation_seconds.Observe(Elapsed());
 }

@@ -146,7 +146,7 @@ void Check(Front& front, const Json& body, const ExchangePtr& exchange) {
                                   action = *action](const Result<CheckReport>& report) {
     // Random weights, or those of a snapshot, are no longer those of the last update.
     const bool changed = action == Action::kReset || !report || !report->put_back.empty();
-    if (changed) front.SetLoaded(std::nullopt);
+    if (changed) front.NoteChange();
     exchange->Send(report ? CheckReply(action, *report) : Outcome(false, report.error().message));
   });
 }

@@ -1,4 +1,5 @@
 // Snapshot, reset, compare and checksums of the live weights.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "base/result_matchers.h"
@@ -159,6 +160,22 @@ TEST_F(CheckerRouteTest, BR49ResetWeightsAreNoLongerThoseOfTheLastUpdate) {
   EXPECT_EQ(UpdateToFive(), "true");
   weights_.checked = update::CheckReport{.message = "differ", .put_back = {"w"}};
   Post(kPath, R"({"action":"compare"})");
+  EXPECT_EQ(UpdateToFive(), "false");
+}
+
+// Which of them came first is not known, so the next update is read.
+TEST_F(CheckerRouteTest, BR49AnUpdateDuringWhichWeightsWereResetIsNotRemembered) {
+  UpdateToFive();
+  Post(kPath, R"({"action":"reset_tensors"})");
+  weights_.hold = true;
+  const auto update =
+      Start("POST", "/update_weights_from_disk",
+            fmt::format(R"({{"weight_version":"5","model_path":"{}"}})", version_five_.path()));
+  Settle();
+  Post(kPath, R"({"action":"reset_tensors"})");
+  weights_.Finish();
+  EXPECT_EQ(update->Wait().status, 200);
+  weights_.hold = false;
   EXPECT_EQ(UpdateToFive(), "false");
 }
 

@@ -26,6 +26,7 @@ void Completion::Add(const engine::Event& event) {
   prefill_weight_versions = event.prefill_weight_versions;
   retractions = event.retractions;
   cached_tokens = event.cached_tokens;
+  experts = event.experts;
 }
 
 Json SpansJson(const std::vector<engine::VersionSpan>& spans) {

@@ -24,6 +24,8 @@ struct Completion {
   std::vector<engine::VersionSpan> prefill_weight_versions;
   std::uint32_t retractions = 0;
   std::uint32_t cached_tokens = 0;
+  bool asked_experts = false;
+  std::vector<std::int32_t> experts;  // engine::Event
   std::optional<engine::Finish> finish;
   double seconds = 0;  // from the request to the last event
 

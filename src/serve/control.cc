@@ -36,18 +36,22 @@ void Pause(Front& front, const Json& body, const ExchangePtr& exchange) {
   if (!fields.status()) {
     return exchange->Send(InvalidRequest(ErrorStyle::kSglang, fields.status().error().message));
   }
-  front.NotePause();
-  front.engine().Pause(mode, [exchange](const Status& paused) {
-    exchange->Send(paused ? Acknowledge("Generation paused successfully.")
-                          : Failure(ErrorStyle::kSglang, paused.error()));
+  front.pause_order.AfterChanges([&front, mode, exchange] {
+    front.NotePause();
+    front.engine().Pause(mode, [exchange](const Status& paused) {
+      exchange->Send(paused ? Acknowledge("Generation paused successfully.")
+                            : Failure(ErrorStyle::kSglang, paused.error()));
+    });
   });
 }
 
 void Continue(Front& front, const Json&, const ExchangePtr& exchange) {
-  front.engine().Continue([&front, exchange](const Status& continued) {
-    front.NoteContinue();
-    exchange->Send(continued ? Acknowledge("Generation continued successfully.")
-                             : Failure(ErrorStyle::kSglang, continued.error()));
+  front.pause_order.AfterUpdates([&front, exchange] {
+    front.engine().Continue([&front, exchange](const Status& continued) {
+      front.NoteContinue();
+      exchange->Send(continued ? Acknowledge("Generation continued successfully.")
+                               : Failure(ErrorStyle::kSglang, continued.error()));
+    });
   });
 }
 
@@ -154,6 +158,7 @@ void AddControlRoutes(Router& router, Front& front) {
   AddJsonRoute(router, front, "/update_weight_version", UpdateVersion);
   router.Add({.methods = {"GET", "POST"},
               .path = "/flush_cache",
+              .level = Level::kAdminOptional,
               .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {
                 Flush(front, request, exchange);
               }});

@@ -43,6 +43,40 @@ TEST_F(ControlTest, ContinueEndsThePauseThatIsMeasured) {
   EXPECT_EQ(front_.meters().pause_seconds.count(), 1U);
 }
 
+// What was gated must not run between an update's begin and its end.
+TEST_F(ControlTest, AContinueWaitsForUpdatesThatBeganWhilePaused) {
+  engine_.SetStats({.paused = true, .alive = std::chrono::steady_clock::now()});
+  weights_.hold = true;
+  const auto update = Start("POST", "/update_weights_from_disk", R"({"model_path":"/m"})");
+  Settle();
+  const auto next = Start("POST", "/continue_generation");
+  const auto pause = Start("POST", "/pause_generation", R"({"mode":"retract"})");
+  Settle();
+  EXPECT_FALSE(update->answered());
+  EXPECT_FALSE(next->answered());
+  EXPECT_THAT(engine_.calls(), IsEmpty());
+  EXPECT_EQ(Get("/health_generate").status, 200);
+  weights_.Finish();
+  EXPECT_EQ(next->Wait().status, 200);
+  EXPECT_EQ(pause->Wait().status, 200);
+  EXPECT_EQ(update->Wait().status, 200);
+  EXPECT_THAT(engine_.calls(), ElementsAre("continue", "pause retract"));
+}
+
+TEST_F(ControlTest, AContinueDoesNotWaitForUpdatesThatBeganUnpausedNorForPulls) {
+  weights_.hold = true;
+  const auto update = Start("POST", "/update_weights_from_disk", R"({"model_path":"/m"})");
+  engine_.SetStats({.paused = true, .alive = std::chrono::steady_clock::now()});
+  const auto pull = Start("POST", "/pull_weights",
+                          R"({"local_checkpoint_dir":"/a","source_dir":"/b","target_version":1})");
+  EXPECT_EQ(Post("/continue_generation").status, 200);
+  EXPECT_FALSE(update->answered());
+  EXPECT_FALSE(pull->answered());
+  weights_.Finish();
+  update->Wait();
+  pull->Wait();
+}
+
 TEST_F(ControlTest, Flush) {
   EXPECT_EQ(Get("/flush_cache").status, 200);
   EXPECT_EQ(Post("/flush_cache?timeout=1.5").status, 200);

@@ -54,8 +54,13 @@ void Digest(Front& front, const RequestPtr& request, const ExchangePtr& exchange
     }
   }
   if (const std::string* source = request->Query("source")) wanted.source = *source;
-  front.weights().Digests(wanted, [exchange](const Result<DigestReport>& report) {
-    exchange->Send(report ? DigestReply(*report) : Failure(ErrorStyle::kSglang, report.error()));
+  front.disk_worker().Post([&front, exchange, wanted] {
+    const base::Status allowed =
+        wanted.source.empty() ? base::Status() : front.paths.CheckSource("source", wanted.source);
+    if (!allowed) return exchange->Send(Failure(ErrorStyle::kSglang, allowed.error()));
+    front.weights().Digests(wanted, [exchange](const Result<DigestReport>& report) {
+      exchange->Send(report ? DigestReply(*report) : Failure(ErrorStyle::kSglang, report.error()));
+    });
   });
 }
 
@@ -64,6 +69,7 @@ void Digest(Front& front, const RequestPtr& request, const ExchangePtr& exchange
 void AddDigestRoute(Router& router, Front& front) {
   router.Add({.methods = {"GET"},
               .path = "/weights_digest",
+              .level = Level::kAdminOptional,  // reads a store that the request names
               .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {
                 Digest(front, request, exchange);
               }});

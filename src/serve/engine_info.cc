@@ -114,12 +114,14 @@ void AddEngineInfoRoutes(Router& router, EngineInfo& info) {
   router.Add(
       {.methods = {"PUT"},
        .path = "/register_transfer_engine_info",
+       .level = Level::kAdminOptional,
        .handler = [&info](const RequestPtr& request,
                           const ExchangePtr& exchange) { HandleRegister(info, request, exchange); },
        .needs_model = false});
   router.Add(
       {.methods = {"GET"},
        .path = "/get_transfer_engine_info",
+       .level = Level::kAdminOptional,
        .handler = [&info](const RequestPtr& request,
                           const ExchangePtr& exchange) { HandleGet(info, request, exchange); },
        .needs_model = false});

@@ -65,12 +65,14 @@ void AddExportRoutes(Router& router, Front& front) {
   for (const char* path : {"/get_weights_by_name", "/get_parameter_by_name"}) {  // an older name
     router.Add({.methods = {"GET", "POST"},
                 .path = path,
+                .level = Level::kAdminOptional,
                 .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {
                   GetByName(front, request, exchange);
                 }});
   }
   router.Add({.methods = {"GET"},
               .path = "/export_weights",
+              .level = Level::kAdminOptional,  // the weights are what is worth stealing
               .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {
                 ExportTensor(front, request, exchange);
               }});

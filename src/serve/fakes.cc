@@ -68,6 +68,7 @@ void FakeEngine::Answer(const Request& request, const engine::Sink& sink) {
   event.prefill_weight_versions = {
       {event.weight_version, 0, static_cast<std::uint32_t>(request.input_ids.size())}};
   event.cached_tokens = 1;
+  if (request.experts_from) event.experts = {1, 258};
   {
     const std::scoped_lock lock(mutex_);
     running_.erase(request.id);
@@ -283,6 +284,23 @@ void FakeWeights::SetVersion(std::string label, std::function<void(Status)> done
   if (!session_.open) return engine_.SetVersion(label, done);
   session_.weight_version = label;
   thread_.Post([done] { done({}); });
+}
+
+void FakeWeights::ReleaseMemory(update::MemoryParts parts, std::function<void(Status)> done) {
+  ChangeMemory("release", parts, done);
+}
+
+void FakeWeights::ResumeMemory(update::MemoryParts parts, std::function<void(Status)> done) {
+  ChangeMemory("resume", parts, done);
+}
+
+void FakeWeights::ChangeMemory(std::string call, const update::MemoryParts& parts,
+                               const std::function<void(Status)>& done) {
+  if (parts.kv_cache) call += " kv_cache";
+  if (parts.weights) call += " weights";
+  const std::scoped_lock lock(mutex_);
+  calls_.push_back(std::move(call));
+  thread_.Post([done, status = memory_changed] { done(status); });
 }
 
 update::SessionState FakeWeights::session() const {

@@ -93,6 +93,8 @@ class FakeWeights : public update::Weights {
   void FromGroup(update::GroupUpdate update, Updated done) override;
   void SetVersion(std::string label, std::function<void(base::Status)> done) override;
   update::SessionState session() const override;
+  void ReleaseMemory(update::MemoryParts parts, std::function<void(base::Status)> done) override;
+  void ResumeMemory(update::MemoryParts parts, std::function<void(base::Status)> done) override;
   void Check(update::CheckRequest request,
              std::function<void(base::Result<update::CheckReport>)> done) override;
   void Pull(update::PullRequest request,
@@ -109,7 +111,7 @@ class FakeWeights : public update::Weights {
   void Finish(const base::Status& status = {});
   // "update PATH LABEL FLUSH", "pull SOURCE INTO VERSION", "begin SELECTOR [adapters]",
   // "end [abort]", "tensors", "check", "join" and "group" (whose requests are below), "leave NAME",
-  // "version LABEL".
+  // "version LABEL", "release [kv_cache] [weights]" and "resume" the same.
   std::vector<std::string> calls();
   std::vector<update::TensorUpdate> tensor_updates();
   std::vector<update::CheckRequest> checks();
@@ -120,6 +122,7 @@ class FakeWeights : public update::Weights {
   // Begin opens the session and End closes it, where these are no errors.
   base::Status begun;
   base::Result<update::UpdateReport> ended;
+  base::Status memory_changed;
   base::Result<update::UpdateReport> updated = update::UpdateReport{
       .tensors = 2, .skipped = 1, .bytes = 32, .stage_seconds = 0.5, .apply_seconds = 0.25};
   base::Status joined;  // of a group; and left
@@ -135,6 +138,8 @@ class FakeWeights : public update::Weights {
   std::map<std::string, update::ExportedTensor> tensors;
 
  private:
+  void ChangeMemory(std::string call, const update::MemoryParts& parts,
+                    const std::function<void(base::Status)>& done);
   void EndDiskUpdate(const update::DiskUpdate& update, const Updated& done,
                      const base::Status& status);
 

@@ -16,6 +16,7 @@
 #include "base/cancel.h"
 #include "engine/ranked_model.h"
 #include "model/model.h"
+#include "serve/path_rules.h"
 #include "serve/seed_client.h"
 #include "serve/serve_model.h"
 #include "update/following_weights.h"
@@ -46,6 +47,8 @@ int FollowRank(const Options& options, RankSetting setting) {
   signal(SIGINT, OnSignal);
   signal(SIGPIPE, SIG_IGN);
   setting.cancel = &joining;
+  const auto rooted = RootedFilesOf(options);
+  if (!rooted) return Report(own, rooted.error());
   // Nothing is waited for then: what this process holds ends with it.
   auto rank = Follow(setting, [own](const base::Error& error) { std::_Exit(Report(own, error)); });
   if (!rank) return Report(own, rank.error());
@@ -69,11 +72,13 @@ int FollowRank(const Options& options, RankSetting setting) {
   }
   auto model = model::LoadModel(base::FileSystem::Posix(), options.model, wanted);
   if (!model) give_up(model.error());
+  base::FileSystem& files = *rooted ? **rooted : base::FileSystem::Posix();
   auto weights = update::FollowingWeights::Create(
-      base::FileSystem::Posix(), {{.role = "", .model = model->get()}}, follower,
+      files, {{.role = "", .model = model->get()}}, follower,
       {.launch_path = options.model,
        .rank = own,
        .undo_memory = options.undo_memory,
+       .backup_directory = BackupDirectoryOf(options),
        .p2p = TransferEngineOf(options, (*rank)->mesh->address().host)},
       Milliseconds(options.transfer_timeout));
   const base::Status done = engine::FollowCommands(

@@ -73,8 +73,20 @@ std::optional<LoadedVersion> Front::loaded() const {
   return loaded_;
 }
 
-void Front::SetLoaded(std::optional<LoadedVersion> loaded) {
+void Front::NoteChange() {
   const std::scoped_lock lock(mutex_);
+  ++changes_;
+  loaded_.reset();
+}
+
+std::uint64_t Front::changes() const {
+  const std::scoped_lock lock(mutex_);
+  return changes_;
+}
+
+void Front::SetLoaded(std::optional<LoadedVersion> loaded, std::uint64_t since) {
+  const std::scoped_lock lock(mutex_);
+  if (changes_ != since) loaded.reset();
   loaded_ = std::move(loaded);
 }
 

@@ -19,6 +19,8 @@
 #include "serve/engine_info.h"
 #include "serve/joiner.h"
 #include "serve/meters.h"
+#include "serve/path_rules.h"
+#include "serve/pause_order.h"
 #include "text/tokenizer_process.h"
 #include "text/vocabulary.h"
 #include "update/weights.h"
@@ -39,6 +41,7 @@ struct ModelCard {
   std::vector<std::string> architectures;
   base::Json arguments = base::Json(base::Json::Object{});  // an object: start-up options by name
   std::string software_version;
+  std::vector<std::string> device_uuids;  // by rank
   Parallelism parallelism;
   // For engines that start from this one.
   std::string fingerprint;
@@ -106,16 +109,25 @@ class Front {
     open_requests_.fetch_add(static_cast<std::size_t>(change), std::memory_order_relaxed);
   }
 
+  PauseOrder pause_order;
+
   void NotePause();
   void NoteContinue();
+
+  PathRules paths;  // of requests; set before the first one
 
   Joiner<update::UpdateReport> joined_updates;
   Joiner<std::vector<update::HostPull>> joined_pulls;
 
   EngineInfo engine_info;
 
+  // The weights have been changed in another way than by an update from disk.
+  void NoteChange();
+  std::uint64_t changes() const;
   std::optional<LoadedVersion> loaded() const;
-  void SetLoaded(std::optional<LoadedVersion> loaded);
+  // Nothing is remembered if the weights have been changed since changes() was `since`: of two
+  // changes at the same time it is not known which came first.
+  void SetLoaded(std::optional<LoadedVersion> loaded, std::uint64_t since);
 
   // Engine requests that one request id of a client stands for. Worker thread only.
   std::map<std::string, std::vector<std::string>> groups;
@@ -133,6 +145,7 @@ class Front {
   mutable std::mutex mutex_;
   std::optional<std::chrono::steady_clock::time_point> paused_since_;  // guarded by mutex_
   std::optional<LoadedVersion> loaded_;                                // guarded by mutex_
+  std::uint64_t changes_ = 0;                                          // guarded by mutex_
   std::optional<base::Error> failure_;                                 // guarded by mutex_
   base::Worker worker_;  // last: tasks use what stands above
   base::Worker disk_worker_;

@@ -12,18 +12,11 @@ namespace {
 
 using base::Json;
 
-constexpr const char* kUnsupported[] = {"image_data",
-                                        "audio_data",
-                                        "video_data",
-                                        "input_embeds",
-                                        "lora_path",
-                                        "session_params",
-                                        "return_hidden_states",
-                                        "return_routed_experts",
-                                        "return_indexer_topk",
-                                        "custom_logit_processor",
-                                        "bootstrap_host",
-                                        "bootstrap_room"};
+constexpr const char* kUnsupported[] = {
+    "image_data",           "audio_data",          "video_data",
+    "input_embeds",         "lora_path",           "session_params",
+    "return_hidden_states", "return_indexer_topk", "custom_logit_processor",
+    "bootstrap_host",       "bootstrap_room"};
 
 void ReadPrompts(Fields& fields, GenerateRequest& request) {
   const Json* ids = fields.Find("input_ids");
@@ -85,6 +78,16 @@ void ReadItem(Fields& fields, std::size_t index, std::size_t count, PromptItem& 
   fields.ReadFor(index, count, "logprob_start_len", item.logprobs.start);
   fields.ReadFor(index, count, "top_logprobs_num", item.logprobs.top);
   fields.ReadFor(index, count, "token_ids_logprob", item.logprobs.tokens);
+  bool experts = false;
+  std::uint32_t experts_from = 0;
+  fields.ReadFor(index, count, "return_routed_experts", experts);
+  fields.ReadFor(index, count, "routed_experts_start_len", experts_from);
+  if (experts) item.experts_from = experts_from;
+  std::string extra_key;
+  std::string cache_salt;
+  fields.ReadFor(index, count, "extra_key", extra_key);
+  fields.ReadFor(index, count, "cache_salt", cache_salt);
+  item.cache_partition = CachePartition(extra_key, cache_salt);
 }
 
 // One engine runs all: there are no ranks to choose from.

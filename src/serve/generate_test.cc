@@ -332,10 +332,9 @@ TEST_F(GenerateTest, AnIdCanBeUsedAgain) {
 }
 
 TEST_F(GenerateTest, WhatIsNotSupportedIsNamed) {
-  for (const char* field :
-       {"image_data", "audio_data", "video_data", "input_embeds", "lora_path", "session_params",
-        "return_hidden_states", "return_routed_experts", "return_indexer_topk",
-        "custom_logit_processor", "bootstrap_host", "bootstrap_room"}) {
+  for (const char* field : {"image_data", "audio_data", "video_data", "input_embeds", "lora_path",
+                            "session_params", "return_hidden_states", "return_indexer_topk",
+                            "custom_logit_processor", "bootstrap_host", "bootstrap_room"}) {
     ExpectRefused(fmt::format(R"({{"input_ids":[1],"{}":["x"]}})", field),
                   std::string(field) + ": is not supported");
   }
@@ -344,6 +343,35 @@ TEST_F(GenerateTest, WhatIsNotSupportedIsNamed) {
     ExpectRefused(fmt::format(R"({{"input_ids":[1],"sampling_params":{{"{}":"x"}}}})", field),
                   std::string("sampling_params.") + field + ": is not supported");
   }
+}
+
+TEST_F(GenerateTest, RoutedExpertsAreBase64OfNumbersOf32BitsAndComeWithTheLastEvent) {
+  const Json json = ParseReply(Post("/generate", R"({"input_ids":[[1],[2]],
+      "return_routed_experts":[true,false],"routed_experts_start_len":1})"));
+  EXPECT_EQ(At(json, "0.meta_info.routed_experts"), R"("AQAAAAIBAAA=")");
+  EXPECT_EQ(At(json, "1.meta_info.routed_experts"), "-");
+  ASSERT_EQ(engine_.requests().size(), 2U);
+  EXPECT_EQ(engine_.requests()[0].experts_from, 1U);
+  EXPECT_FALSE(engine_.requests()[1].experts_from);
+  const auto stream =
+      Start("POST", "/generate", R"({"input_ids":[1],"stream":true,"return_routed_experts":true})");
+  stream->Wait();
+  const std::vector<std::string> events = stream->events();
+  EXPECT_THAT(events.front(), testing::Not(HasSubstr("routed_experts")));
+  EXPECT_THAT(events[events.size() - 2], HasSubstr("AQAAAAIBAAA="));
+}
+
+TEST_F(GenerateTest, BothNamesOfAPartOfTheCacheDivideIt) {
+  Post("/generate", R"({"input_ids":[[1],[2]],"extra_key":["a","b"],"cache_salt":"c"})");
+  Post("/generate", R"({"input_ids":[1],"extra_key":"","cache_salt":null})");
+  Post("/generate", R"({"input_ids":[1],"extra_key":"c","cache_salt":"a"})");
+  Post("/v1/completions", R"({"prompt":[1],"cache_salt":"c","extra_key":"a"})");
+  std::vector<std::string> parts;
+  for (const engine::Request& request : engine_.requests()) {
+    parts.push_back(request.cache_partition);
+  }
+  EXPECT_THAT(parts, testing::ElementsAre(R"(["a","c"])", R"(["b","c"])", "", R"(["c","a"])",
+                                          R"(["a","c"])"));
 }
 
 TEST_F(GenerateTest, FieldsThatAskForNothingAreFine) {
@@ -399,6 +427,23 @@ TEST_F(NoTokenizerTest, TextsAreRefusedAndIdsAreFine) {
     const http::Response reply = Post(path, body);
     EXPECT_EQ(reply.status, 400) << path;
     EXPECT_THAT(reply.body, HasSubstr("no tokenizer")) << path;
+  }
+}
+
+TEST_F(GenerateTest, TooManyRequestsAreToldToComeAgain) {
+  engine_.submit_status = base::Fail(base::Code::kLimitExceeded, "2 requests wait already");
+  const auto retry = std::pair(std::string("Retry-After"), std::string("1"));
+  for (const char* stream : {"false", "true"}) {
+    const http::Response reply =
+        Post("/generate", std::string(R"({"input_ids":[1],"stream":)") + stream + "}");
+    EXPECT_EQ(reply.status, 429);
+    EXPECT_EQ(reply.body, R"({"error":{"message":"2 requests wait already"}})");
+    EXPECT_THAT(reply.headers, testing::Contains(retry));
+    const http::Response openai =
+        Post("/v1/completions", std::string(R"({"prompt":[1],"stream":)") + stream + "}");
+    EXPECT_EQ(openai.status, 429);
+    EXPECT_EQ(At(ParseReply(openai), "error.type"), "\"rate_limit_error\"");
+    EXPECT_THAT(openai.headers, testing::Contains(retry));
   }
 }
 

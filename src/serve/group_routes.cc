@@ -137,7 +137,8 @@ void FromDistributed(Front& front, const Json& body, const ExchangePtr& exchange
 void AddGroupRoutes(Router& router, Front& front) {
   AddJsonRoute(router, front, "/init_weights_update_group", Init);
   AddJsonRoute(router, front, "/destroy_weights_update_group", Destroy);
-  AddJsonRoute(router, front, "/update_weights_from_distributed", FromDistributed);
+  AddJsonRoute(router, front, "/update_weights_from_distributed", FromDistributed,
+               /*update=*/true);
 }
 
 }  // namespace syncline::serve

@@ -19,7 +19,8 @@ constexpr std::chrono::seconds kAliveWithin{20};
 void Health(Front& front, const RequestPtr&, const ExchangePtr& exchange) {
   const bool ready = front.state() == Front::State::kReady;
   const bool alive =
-      ready && std::chrono::steady_clock::now() - front.engine().stats().alive <= kAliveWithin;
+      ready && !front.weights().session().awaiting &&
+      std::chrono::steady_clock::now() - front.engine().stats().alive <= kAliveWithin;
   exchange->Send(TextReply("", alive ? 200 : 503));
 }
 
@@ -62,7 +63,21 @@ void ShowModelInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange)
   exchange->Send(JsonReply(ModelInfo(front)));
 }
 
-Json::Object Load(const engine::Stats& stats) {
+// Of the prompt tokens since the start, those that the prefix cache had.
+double HitRate(const engine::Stats& stats) {
+  const std::uint64_t all = stats.cached_tokens + stats.prompt_tokens;
+  return all == 0 ? 0 : static_cast<double>(stats.cached_tokens) / static_cast<double>(all);
+}
+
+Json ReleasedJson(const update::MemoryParts& released) {
+  Json::Array tags;
+  if (released.kv_cache) tags.emplace_back("kv_cache");
+  if (released.weights) tags.emplace_back("weights");
+  return Json(std::move(tags));
+}
+
+Json::Object Load(const Front& front) {
+  const engine::Stats stats = front.engine().stats();
   const double usage = stats.kv_tokens_total == 0 ? 0.0
                                                   : static_cast<double>(stats.kv_tokens_used) /
                                                         static_cast<double>(stats.kv_tokens_total);
@@ -73,7 +88,9 @@ Json::Object Load(const engine::Stats& stats) {
           {"num_used_tokens", stats.kv_tokens_used},
           {"max_total_num_tokens", stats.kv_tokens_total},
           {"token_usage", usage},
-          {"gen_throughput", stats.tokens_per_second}};
+          {"gen_throughput", stats.tokens_per_second},
+          {"cache_hit_rate", HitRate(stats)},
+          {"memory_released", ReleasedJson(front.weights().session().released)}};
 }
 
 void ShowServerInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange) {
@@ -90,15 +107,17 @@ void ShowServerInfo(Front& front, const RequestPtr&, const ExchangePtr& exchange
   };
   for (const auto& [name, value] : ModelInfo(front)) set(name.c_str(), value);
   set("encoder_only", false);
-  set("enable_memory_saver", false);
+  set("enable_memory_saver", true);
   set("disaggregation_mode", "null");
   set("disaggregation_bootstrap_port", nullptr);
   set("version", front.card().software_version);
   set("startup_time", std::chrono::duration<double>(front.started().time_since_epoch()).count());
   set("kv_events", nullptr);
-  Json::Object state = Load(stats);
+  set("device_uuids", NameList(front.card().device_uuids));
+  Json::Object state = Load(front);
   state.emplace_back("paused", stats.paused);
   state.emplace_back("prompt_tokens", stats.prompt_tokens);
+  state.emplace_back("cached_tokens", stats.cached_tokens);
   state.emplace_back("generated_tokens", stats.generated_tokens);
   state.emplace_back("steps", stats.steps);
   state.emplace_back("step_seconds", stats.step_seconds);
@@ -118,7 +137,7 @@ void ShowLoads(Front& front, const RequestPtr&, const ExchangePtr& exchange) {
   exchange->Send(JsonReply(
       Json(Json::Object{{"timestamp", fmt::format("{:%Y-%m-%dT%H:%M:%S+00:00}", fmt::gmtime(now))},
                         {"version", front.card().software_version},
-                        {"loads", Json(Json::Array{Json(Load(front.engine().stats()))})}})));
+                        {"loads", Json(Json::Array{Json(Load(front))})}})));
 }
 
 void ShowMetrics(Front& front, const RequestPtr&, const ExchangePtr& exchange) {
@@ -152,6 +171,7 @@ void AddInfoRoutes(Router& router, Front& front) {
   };
   add("/health", Level::kOpen, false, Health);
   add("/health_generate", Level::kOpen, false, Health);
+  add("/ping", Level::kNormal, false, Health);  // asked by checkpoint-engine's scripts
   add("/metrics", Level::kOpen, false, ShowMetrics);
   add("/", Level::kNormal, false, ShowRoot);
   add("/model_info", Level::kNormal, true, ShowModelInfo);

@@ -16,6 +16,7 @@
 #include "serve/follow_rank.h"
 #include "serve/options.h"
 #include "serve/placement.h"
+#include "serve/secrets.h"
 #include "serve/serve_model.h"
 
 namespace syncline::serve {
@@ -47,12 +48,19 @@ int Run(char** argv, const std::vector<std::string>& arguments) {
     return 0;
   }
   SetOpenMpEnvironment(argv);
-  setenv("SYNCLINE_LOG", line->options.log_level.c_str(), 1);
-  auto placement = PlaceOf(line->options, Environment);
+  Options& options = line->options;
+  setenv("SYNCLINE_LOG", options.log_level.c_str(), 1);
+  auto placement = PlaceOf(options, Environment);
   if (!placement) return Fail(placement.error());
-  const RankSetting setting = MakeSetting(line->options, *std::move(placement), arguments);
-  if (setting.placement.group.rank == 0) return ServeModel(line->options, setting);
-  return FollowRank(line->options, setting);
+  const bool serves = placement->group.rank == 0;
+  base::Status keys;
+  if (serves) keys = ReadKeys(base::FileSystem::Posix(), Environment, options);
+  HideSecrets(argv);
+  if (!keys) return Fail(keys.error());
+  const RankSetting setting =
+      MakeSetting(options, *std::move(placement), WithoutSecrets(arguments));
+  if (serves) return ServeModel(options, setting);
+  return FollowRank(options, setting);
 }
 
 }  // namespace

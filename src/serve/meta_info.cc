@@ -1,5 +1,9 @@
 #include "serve/meta_info.h"
 
+#include <span>
+
+#include "payload/payload.h"
+
 namespace syncline::serve {
 namespace {
 
@@ -94,6 +98,10 @@ Json MetaInfo(const Completion& result, const engine::LogprobParams& asked,
       meta.emplace_back("prefill_weight_versions", SpansJson(result.prefill_weight_versions));
     }
     meta.emplace_back("e2e_latency", result.seconds);
+    if (result.asked_experts) {
+      meta.emplace_back("routed_experts",
+                        payload::EncodeBase64(std::as_bytes(std::span(result.experts))));
+    }
   }
   if (asked.enabled) {
     AddLogprobs(meta, "input", result.input.value_or(Logprobs()), asked, vocabulary);

@@ -15,6 +15,8 @@ Meters::Meters(base::MetricsRegistry& registry)
       aborted_generations(
           registry.GetCounter("syncline_generations_aborted_total", "Sequences aborted")),
       prompt_tokens(registry.GetCounter("syncline_prompt_tokens_total", "Prompt tokens taken in")),
+      cached_tokens(registry.GetCounter("syncline_cached_tokens_total",
+                                        "Prompt tokens that the prefix cache had")),
       generated_tokens(
           registry.GetCounter("syncline_generated_tokens_total", "Tokens given to clients")),
       updates(
@@ -74,6 +76,10 @@ std::string Meters::Export(const engine::Stats* stats, const update::SessionStat
     set("syncline_weight_session_open", "1 while an update session is open", session->open ? 1 : 0);
     set("syncline_weights_incomplete", "1 while the engine holds no whole version",
         session->incomplete ? 1 : 0);
+    set("syncline_kv_cache_released", "1 while the key-value cache has given its memory back",
+        session->released.kv_cache ? 1 : 0);
+    set("syncline_weights_released", "1 while the weights have given their memory back",
+        session->released.weights ? 1 : 0);
   }
   return registry_.ToPrometheus();
 }

@@ -28,6 +28,7 @@ class Meters {
   base::Counter& generations;
   base::Counter& aborted_generations;
   base::Counter& prompt_tokens;
+  base::Counter& cached_tokens;
   base::Counter& generated_tokens;
   base::Counter& updates;
   base::Counter& failed_updates;

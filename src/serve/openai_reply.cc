@@ -57,8 +57,12 @@ Json Usage(const std::vector<Completion>& results, std::uint32_t samples) {
 }
 
 Json VersionMetadata(const Completion& result) {
-  return Json(Json::Object{{"weight_version", result.weight_version},
-                           {"weight_versions", SpansJson(result.weight_versions)}});
+  Json::Object metadata = {{"weight_version", result.weight_version},
+                           {"weight_versions", SpansJson(result.weight_versions)}};
+  if (!result.prefill_weight_versions.empty()) {
+    metadata.emplace_back("prefill_weight_versions", SpansJson(result.prefill_weight_versions));
+  }
+  return Json(std::move(metadata));
 }
 
 void AddFinish(Json::Object& choice, const Completion& result) {

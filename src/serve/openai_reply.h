@@ -29,7 +29,8 @@ base::Json FinishName(const Completion& result);
 // Prompts are counted once, whatever the number of their samples.
 base::Json Usage(const std::vector<Completion>& results, std::uint32_t samples);
 
-// {"weight_version", "weight_versions"} of one result.
+// {"weight_version", "weight_versions", "prefill_weight_versions"} of one result; the last one where
+// its prompt was computed.
 base::Json VersionMetadata(const Completion& result);
 
 // The choice's own fields after those that the route gives it.

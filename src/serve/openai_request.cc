@@ -12,6 +12,11 @@ void ReadOpenAiOptions(Fields& fields, OpenAiOptions& options) {
   fields.Read("max_completion_tokens", options.max_tokens);
   fields.Read("stream", options.stream);
   fields.Read("rid", options.item.id);
+  std::string extra_key;
+  std::string cache_salt;
+  fields.Read("extra_key", extra_key);
+  fields.Read("cache_salt", cache_salt);
+  options.item.cache_partition = CachePartition(extra_key, cache_salt);
   if (const Json* stream_options = fields.Find("stream_options")) {
     Fields inner(*stream_options, "stream_options.");
     inner.Read("include_usage", options.include_usage);

@@ -66,6 +66,7 @@ TEST_F(OpenAiTest, Chat) {
   EXPECT_EQ(At(json, "usage.total_tokens"), "19");
   EXPECT_EQ(At(json, "metadata.weight_version"), R"("7")");
   EXPECT_EQ(At(json, "metadata.weight_versions"), R"([{"version":"7","start":0,"end":2}])");
+  EXPECT_EQ(At(json, "metadata.prefill_weight_versions.0.version"), R"("7")");
 }
 
 TEST_F(OpenAiTest, EverySamplingParameterReachesTheEngine) {

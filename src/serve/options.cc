@@ -18,6 +18,13 @@ void AddBytes(CLI::App& app, const std::string& name, std::uint64_t& bytes,
   option->transform(CLI::Validator(refuse_sign, ""));  // the last one is asked first
 }
 
+void AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>& values,
+                   const std::string& help) {
+  app.add_option(name, values, help)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false);
+}
+
 void AddModelOptions(CLI::App& app, Options& options) {
   app.add_option("--model,--model-path", options.model, "Checkpoint directory")->required();
   app.add_option("--tokenizer-path", options.tokenizer,
@@ -39,19 +46,61 @@ void AddModelOptions(CLI::App& app, Options& options) {
 void AddServerOptions(CLI::App& app, Options& options) {
   app.add_option("--host", options.host, "Address to listen at (default: 127.0.0.1)");
   app.add_option("--port", options.port, "Port; 0 takes any free one (default: 30000)");
-  app.add_option("--api-key", options.keys.api, "Key that every request must carry")
-      ->envname("SYNCLINE_API_KEY");
-  app.add_option("--admin-api-key", options.keys.admin, "Key for the routes that change the engine")
-      ->envname("SYNCLINE_ADMIN_API_KEY");
   app.add_option("--log-level", options.log_level, "debug, info, warning, error or off")
       ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}));
   app.add_option("--shutdown-timeout", options.shutdown_timeout,
                  "Seconds that running requests get after SIGTERM (default: 5)")
       ->check(CLI::Range(0.0, 86400.0));
-  AddBytes(app, "--max-body", options.max_body,
-           "Bytes of the largest request, as 2G or 512M (default: 4G)");
   app.add_flag("--exit-with-parent", options.exit_with_parent,
                "End as on SIGTERM when standard input ends: for a program that starts this one");
+}
+
+void AddAccessOptions(CLI::App& app, Options& options) {
+  app.add_option("--api-key-file", options.api_key_file,
+                 "File with the key that every request must carry (or the variable "
+                 "SYNCLINE_API_KEY)");
+  app.add_option("--admin-api-key-file", options.admin_api_key_file,
+                 "File with the key of the routes that change the engine (or the variable "
+                 "SYNCLINE_ADMIN_API_KEY)");
+  app.add_option("--api-key", options.api_key,
+                 "The key itself; others may see it for a moment, as long as the program starts");
+  app.add_option("--admin-api-key", options.admin_api_key, "The same of the other key");
+  app.add_flag("--allow-unauthenticated", options.allow_unauthenticated,
+               "Let other machines (--host) in without any key");
+  app.add_option("--ssl-certfile", options.ssl_certfile,
+                 "Certificate (PEM, with those that lead to its authority): HTTPS instead of HTTP");
+  app.add_option("--ssl-keyfile", options.ssl_keyfile, "Its private key (PEM)");
+  app.add_option("--ssl-keyfile-password", options.ssl_keyfile_password,
+                 "Password of that file (or the variable SYNCLINE_SSL_KEYFILE_PASSWORD)");
+  AddRepeatable(
+      app, "--allowed-root", options.allowed_roots,
+      "Directory in which all paths of requests must lie, links followed; may be repeated "
+      "(default: any path)");
+  AddRepeatable(app, "--allowed-source", options.allowed_sources,
+                "With --allowed-root: what the URL of a store may begin with, as "
+                "s3://bucket/runs; may be repeated (default: no URL)");
+}
+
+void AddLimitOptions(CLI::App& app, Options& options) {
+  constexpr double kDay = 86400;
+  AddBytes(app, "--max-body", options.max_body,
+           "Bytes of the largest request, as 2G or 512M (default: 4G)");
+  AddBytes(app, "--max-header", options.max_header,
+           "Bytes of the headers of a request (default: 64K)");
+  app.add_option("--max-connections", options.max_connections,
+                 "Open connections; more are closed at once (default: 16384)")
+      ->check(CLI::Range(1U, 1U << 20));
+  app.add_option("--header-timeout", options.header_timeout,
+                 "Seconds for the headers of a request, for the handshake of TLS, and for the "
+                 "longest pause inside a body (default: 30)")
+      ->check(CLI::Range(0.1, kDay));
+  app.add_option("--idle-timeout", options.idle_timeout,
+                 "Seconds that a connection may stay open without a request, or that a client may "
+                 "take nothing of its reply (default: 300)")
+      ->check(CLI::Range(0.1, 30 * kDay));
+  app.add_option("--max-queued-requests", options.max_queued_requests,
+                 "Requests for generation that may wait, also for the end of a pause; more are "
+                 "answered 429 (default: no limit)");
 }
 
 void AddEngineOptions(CLI::App& app, Options& options) {
@@ -72,6 +121,12 @@ void AddEngineOptions(CLI::App& app, Options& options) {
       ->check(CLI::Range(0, 1024));
   app.add_option("--random-seed", options.random_seed,
                  "Seed of requests that bring none (default: 0)");
+  CLI::Option* disable =
+      app.add_flag("--disable-radix-cache", options.disable_radix_cache,
+                   "Compute every prompt whole, also where another request began alike");
+  app.add_flag("--prefix-cache-across-versions", options.prefix_cache_across_versions,
+               "Reuse what was computed before an update of the weights, until it is flushed")
+      ->excludes(disable);
 }
 
 void AddUpdateOptions(CLI::App& app, Options& options) {
@@ -83,6 +138,8 @@ void AddUpdateOptions(CLI::App& app, Options& options) {
                  "Seconds without a message after which a session is undone; 0 waits for ever "
                  "(default: 0)")
       ->check(CLI::Range(0.0, 30.0 * 86400));
+  app.add_flag("--checkpoint-engine-wait-weights-before-ready", options.await_weights,
+               "Generate nothing, and be unready, until the first update of the weights");
   app.add_option(
          "--transfer-timeout", options.transfer_timeout,
          "Seconds until a group of a trainer's processes must have come together, and that a "
@@ -101,6 +158,11 @@ void AddUpdateOptions(CLI::App& app, Options& options) {
                  "Address of this host at which such trainers reach it (default: the rank's)");
   app.add_option("--engine-info-bootstrap-port", options.engine_info_bootstrap_port,
                  "Port of a server of its own that says where they write (default: none)");
+  app.add_flag(
+      "--enable-weights-cpu-backup", options.weights_backup,
+      "Keep the weights in a file while /release_memory_occupation gives their memory back");
+  app.add_option("--weights-backup-dir", options.weights_backup_directory,
+                 "Directory of that file, on a disk and not in memory (default: /var/tmp)");
 }
 
 void AddRankOptions(CLI::App& app, Options& options) {
@@ -122,33 +184,47 @@ void AddRankOptions(CLI::App& app, Options& options) {
       ->group("");  // not for people
 }
 
+std::unexpected<base::Error> Refuse(const std::string& what) {
+  return base::Fail(base::Code::kInvalidArgument, what + "\nTry: syncline serve --help");
+}
+
+base::Status CheckAccess(const Options& options) {
+  if (options.ssl_certfile.empty() != options.ssl_keyfile.empty()) {
+    return Refuse("--ssl-certfile and --ssl-keyfile: expected both");
+  }
+  if (!options.allowed_sources.empty() && options.allowed_roots.empty()) {
+    return Refuse("--allowed-source: expected --allowed-root too, without which all is allowed");
+  }
+  for (const std::string& source : options.allowed_sources) {
+    if (source.find("://") == std::string::npos) {
+      return Refuse("--allowed-source " + source + ": expected the beginning of a URL");
+    }
+  }
+  return {};
+}
+
 base::Status CheckP2p(const Options& options) {
   if (!options.p2p || options.session != "ignored") return {};
-  return base::Fail(base::Code::kInvalidArgument,
-                    "--p2p: trainers write in sessions, which --session ignored leaves out\n"
-                    "Try: syncline serve --help");
+  return Refuse("--p2p: trainers write in sessions, which --session ignored leaves out");
 }
 
 base::Status CheckRanks(const Options& options) {
-  const auto refuse = [](const std::string& what) {
-    return base::Fail(base::Code::kInvalidArgument, what + "\nTry: syncline serve --help");
-  };
   if (options.tp % options.ep != 0) {
-    return refuse(fmt::format("--tp {} is no multiple of --ep {}", options.tp, options.ep));
+    return Refuse(fmt::format("--tp {} is no multiple of --ep {}", options.tp, options.ep));
   }
   if (options.tp % options.nodes != 0) {
-    return refuse(fmt::format("--tp {} is no multiple of --nnodes {}", options.tp, options.nodes));
+    return Refuse(fmt::format("--tp {} is no multiple of --nnodes {}", options.tp, options.nodes));
   }
   if (options.node_rank >= options.nodes) {
-    return refuse(fmt::format("--node-rank {}: there are {} nodes, counted from 0",
+    return Refuse(fmt::format("--node-rank {}: there are {} nodes, counted from 0",
                               options.node_rank, options.nodes));
   }
   if (options.rank && *options.rank >= options.tp) {
-    return refuse(fmt::format("rank {}: there are {} ranks (--tp), counted from 0", *options.rank,
+    return Refuse(fmt::format("rank {}: there are {} ranks (--tp), counted from 0", *options.rank,
                               options.tp));
   }
   if (options.nodes > 1 && options.rendezvous.empty()) {
-    return refuse("--nnodes: several hosts need --rendezvous HOST:PORT");
+    return Refuse("--nnodes: several hosts need --rendezvous HOST:PORT");
   }
   return {};
 }
@@ -166,6 +242,8 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
   app.set_version_flag("--version", version);
   AddModelOptions(app, line.options);
   AddServerOptions(app, line.options);
+  AddAccessOptions(app, line.options);
+  AddLimitOptions(app, line.options);
   AddEngineOptions(app, line.options);
   AddUpdateOptions(app, line.options);
   AddRankOptions(app, line.options);
@@ -181,6 +259,7 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
                       fmt::format("{}\nTry: syncline serve --help", error.what()));
   }
   if (!line.text) SYNCLINE_TRY(CheckRanks(line.options));
+  if (!line.text) SYNCLINE_TRY(CheckAccess(line.options));
   if (!line.text) SYNCLINE_TRY(CheckP2p(line.options));
   if (line.options.host == "localhost") line.options.host = "127.0.0.1";
   if (line.options.served_model_name.empty()) line.options.served_model_name = line.options.model;
@@ -198,8 +277,15 @@ quant::Fp8Scales Fp8ScalesOf(const Options& options) {
   return quant::Fp8Scales::kAuto;
 }
 
+std::string BackupDirectoryOf(const Options& options) {
+  return options.weights_backup ? options.weights_backup_directory : "";
+}
+
 base::Json OptionsJson(const Options& options) {
   using base::Json;
+  const auto list = [](const std::vector<std::string>& texts) {
+    return Json(Json::Array(texts.begin(), texts.end()));
+  };
   return base::Json(base::Json::Object{
       {"model_path", options.model},
       {"tokenizer_path", options.tokenizer},
@@ -216,13 +302,28 @@ base::Json OptionsJson(const Options& options) {
       {"context_length", std::uint64_t{options.context_length}},
       {"threads", std::uint64_t{options.threads}},
       {"random_seed", options.random_seed},
+      {"disable_radix_cache", options.disable_radix_cache},
+      {"prefix_cache_across_versions", options.prefix_cache_across_versions},
       {"max_body", options.max_body},
+      {"max_header", options.max_header},
+      {"ssl_certfile", options.ssl_certfile.empty() ? Json() : Json(options.ssl_certfile)},
+      {"max_connections", std::uint64_t{options.max_connections}},
+      {"header_timeout", options.header_timeout},
+      {"idle_timeout", options.idle_timeout},
+      {"max_queued_requests", options.max_queued_requests == 0
+                                  ? Json()
+                                  : Json(std::uint64_t{options.max_queued_requests})},
+      {"checkpoint_engine_wait_weights_before_ready", options.await_weights},
+      {"allowed_roots", list(options.allowed_roots)},
+      {"allowed_sources", list(options.allowed_sources)},
       {"session", options.session},
       {"session_timeout", options.session_timeout},
       {"transfer_timeout", options.transfer_timeout},
       {"undo_memory", options.undo_memory == kUnlimited ? Json() : Json(options.undo_memory)},
       {"p2p", options.p2p},
       {"engine_info_bootstrap_port", std::uint64_t{options.engine_info_bootstrap_port}},
+      {"enable_weights_cpu_backup", options.weights_backup},
+      {"weights_backup_dir", options.weights_backup_directory},
       {"tp_size", std::uint64_t{options.tp}},
       {"ep_size", std::uint64_t{options.ep}},
       {"pp_size", std::uint64_t{1}},

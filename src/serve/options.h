@@ -32,12 +32,34 @@ struct Options {
   std::uint32_t threads = 0;         // 0: one for each processor
   std::string tokenizer_command;     // empty: found
   bool skip_tokenizer = false;
+  // Keys (secrets.h turns the first four into the last).
+  std::optional<std::string> api_key;  // as on the command line
+  std::optional<std::string> admin_api_key;
+  std::string api_key_file;
+  std::string admin_api_key_file;
   Keys keys;
+  bool allow_unauthenticated = false;  // to other machines
+  // HTTPS (http/server.h), with the first two; empty: HTTP.
+  std::string ssl_certfile;
+  std::string ssl_keyfile;
+  std::string ssl_keyfile_password;
+  // What requests may name (path_rules.h); no root: anything.
+  std::vector<std::string> allowed_roots;
+  std::vector<std::string> allowed_sources;
   std::uint64_t random_seed = 0;
+  bool disable_radix_cache = false;
+  bool prefix_cache_across_versions = false;
   std::string log_level = "info";
-  double shutdown_timeout = 5;                      // seconds
+  double shutdown_timeout = 5;  // seconds
+  // Limits of what clients may ask for (docs/http.md).
   std::uint64_t max_body = std::uint64_t{4} << 30;  // bytes of a request
-  bool exit_with_parent = false;                    // also when standard input ends
+  std::uint64_t max_header = std::uint64_t{64} << 10;
+  std::uint32_t max_connections = 16384;
+  double header_timeout = 30;             // seconds, also of the longest pause inside a body
+  double idle_timeout = 300;              // seconds
+  std::uint32_t max_queued_requests = 0;  // that wait for their turn; 0: no limit
+  bool exit_with_parent = false;          // also when standard input ends
+  bool await_weights = false;             // unready until the first update
   // Updates from tensors (docs/http.md).
   std::string session = "optional";        // or "required", "ignored"
   double session_timeout = 0;              // seconds without a message; 0: none
@@ -49,6 +71,9 @@ struct Options {
   std::uint16_t engine_info_bootstrap_port = 0;  // 0: none
   std::string
       seed_from;  // URL of a running engine that gives the weights; empty: read from `model`
+  // Released memory of the weights.
+  bool weights_backup = false;
+  std::string weights_backup_directory = "/var/tmp";
   // The ranks of the engine (docs/guide/several-hosts.md).
   std::uint32_t tp = 1;  // ranks, over all nodes
   std::uint32_t ep = 1;  // groups of ranks among which experts are divided
@@ -72,6 +97,9 @@ base::Result<CommandLine> ParseCommandLine(const std::vector<std::string>& argum
 std::chrono::milliseconds Milliseconds(double seconds);
 
 quant::Fp8Scales Fp8ScalesOf(const Options& options);
+
+// Empty: there is no backup.
+std::string BackupDirectoryOf(const Options& options);
 
 // For /server_info: the options by the names that SGLang's clients know; no keys.
 base::Json OptionsJson(const Options& options);

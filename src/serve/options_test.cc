@@ -83,8 +83,8 @@ TEST(OptionsTest, SpellingsOfSglang) {
   EXPECT_EQ(options.threads, 2U);
   EXPECT_TRUE(options.skip_tokenizer);
   EXPECT_TRUE(options.exit_with_parent);
-  EXPECT_EQ(options.keys.api, "k");
-  EXPECT_EQ(options.keys.admin, "a");
+  EXPECT_EQ(options.api_key, "k");
+  EXPECT_EQ(options.admin_api_key, "a");
   EXPECT_EQ(options.random_seed, 9U);
   EXPECT_EQ(options.log_level, "error");
   EXPECT_EQ(options.shutdown_timeout, 0.5);
@@ -118,6 +118,7 @@ TEST(OptionsTest, UpdatesFromTensors) {
   ASSERT_OK_AND_ASSIGN(const CommandLine plain, ParseCommandLine({"--model", "/m"}, "1"));
   EXPECT_EQ(plain.options.session, "optional");
   EXPECT_EQ(plain.options.session_timeout, 0);
+  EXPECT_FALSE(plain.options.await_weights);
   EXPECT_EQ(plain.options.undo_memory, kUnlimited);
   EXPECT_EQ(plain.options.max_body, std::uint64_t{4} << 30);
   EXPECT_THAT(

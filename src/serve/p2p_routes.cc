@@ -64,6 +64,7 @@ using Handler = void (*)(const Front&, const RequestPtr&, const ExchangePtr&);
 void AddGet(Router& router, Front& front, const char* path, Handler handler) {
   router.Add({.methods = {"GET"},
               .path = path,
+              .level = Level::kAdminOptional,
               .handler = [&front, handler](const RequestPtr& request, const ExchangePtr& exchange) {
                 handler(front, request, exchange);
               }});

@@ -13,6 +13,7 @@ constexpr std::size_t kMaxDepth = 64;
 std::string_view OpenAiType(int status) {
   if (status == 401) return "authentication_error";
   if (status == 404) return "not_found_error";
+  if (status == 429) return "rate_limit_error";
   return status < 500 ? "invalid_request_error" : "server_error";
 }
 
@@ -48,11 +49,17 @@ http::Response InvalidRequest(ErrorStyle style, std::string_view message) {
 }
 
 http::Response Failure(ErrorStyle style, int status, std::string_view message) {
-  if (style == ErrorStyle::kOpenAi) return JsonReply(OpenAiError(status, message), status);
-  if (status >= 500) {
-    return JsonReply(DetailedError(status, fmt::to_string(status), message), status);
+  Json body;
+  if (style == ErrorStyle::kOpenAi) {
+    body = OpenAiError(status, message);
+  } else if (status >= 500) {
+    body = DetailedError(status, fmt::to_string(status), message);
+  } else {
+    body = Json(Json::Object{{"error", Json(Json::Object{{"message", message}})}});
   }
-  return JsonReply(Json(Json::Object{{"error", Json(Json::Object{{"message", message}})}}), status);
+  http::Response response = JsonReply(body, status);
+  if (status == 429) response.headers.emplace_back("Retry-After", "1");
+  return response;
 }
 
 http::Response Failure(ErrorStyle style, const base::Error& error) {

@@ -23,7 +23,7 @@ http::Response TextReply(std::string text, int status = 200);
 // 400 for a request that cannot be understood.
 http::Response InvalidRequest(ErrorStyle style, std::string_view message);
 
-// A request that was understood and failed.
+// A request that was understood and failed. 429 says when to try again.
 http::Response Failure(ErrorStyle style, int status, std::string_view message);
 http::Response Failure(ErrorStyle style, const base::Error& error);  // status: of the error table
 

@@ -11,6 +11,30 @@
 namespace syncline::serve {
 namespace {
 
+// A reply that ends an update (pause_order.h).
+class UpdateExchange : public http::Exchange {
+ public:
+  UpdateExchange(std::shared_ptr<void> update, ExchangePtr inner)
+      : update_(std::move(update)), inner_(std::move(inner)) {}
+
+  void Send(http::Response response) override {
+    inner_->Send(std::move(response));
+    update_.reset();
+  }
+  void BeginStream(int status, std::string content_type) override {
+    inner_->BeginStream(status, std::move(content_type));
+  }
+  void Write(std::string chunk) override { inner_->Write(std::move(chunk)); }
+  void End() override { inner_->End(); }
+  void OnDisconnect(std::function<void()> callback) override {
+    inner_->OnDisconnect(std::move(callback));
+  }
+
+ private:
+  std::shared_ptr<void> update_;
+  ExchangePtr inner_;
+};
+
 // Counts a reply, and the requests that wait for theirs.
 class CountedExchange : public http::Exchange {
  public:
@@ -60,6 +84,13 @@ http::Response WrongMethod(const Route& route, const http::Request& request) {
   return response;
 }
 
+http::Response Denial(Access access) {
+  const bool forbidden = access == Access::kForbidden;
+  return JsonReply(
+      base::Json(base::Json::Object{{"error", forbidden ? "Forbidden" : "Unauthorized"}}),
+      forbidden ? 403 : 401);
+}
+
 std::string WhyNotReady(const Front& front) {
   if (const auto failure = front.failure()) return failure->message;
   return front.state() == Front::State::kStarting ? "the model is being loaded"
@@ -97,11 +128,9 @@ void Router::Handle(const RequestPtr& request, ExchangePtr exchange) const {
   exchange = std::make_shared<CountedExchange>(front_, std::move(exchange));
   const ErrorStyle style = StyleOf(request->path);
   const Route* route = Find(request->path);
-  const Level level = route == nullptr ? Level::kAdminOptional : route->level;
-  if (!IsAllowed(keys_, level, *request)) {
-    return exchange->Send(
-        JsonReply(base::Json(base::Json::Object{{"error", "Unauthorized"}}), 401));
-  }
+  const Level level = route == nullptr ? LevelOfUnknown(request->path) : route->level;
+  const Access access = AccessTo(keys_, level, *request);
+  if (access != Access::kGranted) return exchange->Send(Denial(access));
   if (route == nullptr) {
     return exchange->Send(Failure(style, 404, fmt::format("there is no {}", request->path)));
   }
@@ -116,6 +145,10 @@ void Router::Handle(const RequestPtr& request, ExchangePtr exchange) const {
              base::Json(base::Json::Object{{"message", why}, {"code", std::uint64_t{503}}})}}),
         503));
   }
+  if (route->update && front_.engine().stats().paused) {
+    exchange =
+        std::make_shared<UpdateExchange>(front_.pause_order.BeginUpdate(), std::move(exchange));
+  }
   try {
     route->handler(request, exchange);
   } catch (const std::exception& error) {  // memory ran out, say
@@ -124,23 +157,29 @@ void Router::Handle(const RequestPtr& request, ExchangePtr exchange) const {
   }
 }
 
-void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler handle) {
+void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler handle, bool update) {
   router.Add({.methods = {"POST"},
               .path = std::move(path),
-              .handler = [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
-                HandleJson(front, *request, exchange, handle);
-              }});
+              .level = Level::kAdminOptional,
+              .handler =
+                  [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
+                    HandleJson(front, *request, exchange, handle);
+                  },
+              .update = update});
 }
 
 void AddQueuedRoute(Router& router, Front& front, std::vector<std::string> methods,
-                    std::string path, JsonHandler handle) {
+                    std::string path, JsonHandler handle, bool update) {
   router.Add({.methods = std::move(methods),
               .path = std::move(path),
-              .handler = [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
-                front.disk_worker().Post([&front, handle, request, exchange] {
-                  HandleJson(front, *request, exchange, handle);
-                });
-              }});
+              .level = Level::kAdminOptional,
+              .handler =
+                  [&front, handle](const RequestPtr& request, const ExchangePtr& exchange) {
+                    front.disk_worker().Post([&front, handle, request, exchange] {
+                      HandleJson(front, *request, exchange, handle);
+                    });
+                  },
+              .update = update});
 }
 
 void AddAllRoutes(Router& router, Front& front) {
@@ -148,10 +187,12 @@ void AddAllRoutes(Router& router, Front& front) {
   AddGenerateRoute(router, front);
   AddOpenAiRoutes(router, front);
   AddControlRoutes(router, front);
+  AddMemoryRoutes(router, front);
   AddWeightRoutes(router, front);
   AddSessionRoutes(router, front);
   AddTensorRoutes(router, front);
   AddGroupRoutes(router, front);
+  AddIpcRoute(router, front);
   AddCheckerRoute(router, front);
   AddExportRoutes(router, front);
   AddDigestRoute(router, front);

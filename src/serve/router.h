@@ -2,8 +2,7 @@
 //
 // In order: a key is asked for, as the route's level says; a path or method that is not in the
 // table is 404 or 405; routes that need the model answer 503 until it is loaded and once the server
-// stops; a handler that throws answers 500. A path that is not in the table has the strictest
-// level.
+// stops; a handler that throws answers 500.
 #pragma once
 
 #include <functional>
@@ -24,10 +23,11 @@ using ExchangePtr = std::shared_ptr<http::Exchange>;
 
 struct Route {
   std::vector<std::string> methods;
-  std::string path;  // "/a/b", or "/a/*" for everything below
-  Level level = Level::kAdminOptional;
+  std::string path;                  // "/a/b", or "/a/*" for everything below
+  Level level = Level::kAdminForce;  // of a route that does not say
   std::function<void(const RequestPtr&, const ExchangePtr&)> handler;
   bool needs_model = true;
+  bool update = false;  // of the weights: a continue that comes after it waits for its reply
 };
 
 // Routes are added before the first request. Then thread-safe.
@@ -48,14 +48,16 @@ class Router {
   std::vector<Route> routes_;
 };
 
-// A POST whose JSON object is read before `handle` sees it; a body that is missing stands for {}.
+// A POST that changes the engine (kAdminOptional), whose JSON object is read before `handle` sees
+// it; a body that is missing stands for {}.
 using JsonHandler = void (*)(Front& front, const base::Json& body, const ExchangePtr& exchange);
-void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler handle);
+void AddJsonRoute(Router& router, Front& front, std::string path, JsonHandler handle,
+                  bool update = false);
 
 // The same where a body may be large, or requests must reach the weights in the order in which they
 // came: it is read and handled on the disk worker.
 void AddQueuedRoute(Router& router, Front& front, std::vector<std::string> methods,
-                    std::string path, JsonHandler handle);
+                    std::string path, JsonHandler handle, bool update = false);
 
 // What a path's clients take for an error.
 ErrorStyle StyleOf(std::string_view path);
@@ -64,10 +66,12 @@ void AddInfoRoutes(Router& router, Front& front);     // info.cc
 void AddGenerateRoute(Router& router, Front& front);  // generate.cc
 void AddOpenAiRoutes(Router& router, Front& front);   // openai_routes.cc
 void AddControlRoutes(Router& router, Front& front);  // control.cc
+void AddMemoryRoutes(Router& router, Front& front);   // memory_routes.cc
 void AddWeightRoutes(Router& router, Front& front);   // weight_routes.cc
 void AddSessionRoutes(Router& router, Front& front);  // session_routes.cc
 void AddTensorRoutes(Router& router, Front& front);   // tensor_routes.cc
 void AddGroupRoutes(Router& router, Front& front);    // group_routes.cc
+void AddIpcRoute(Router& router, Front& front);       // ipc_route.cc
 void AddCheckerRoute(Router& router, Front& front);   // checker_route.cc
 void AddExportRoutes(Router& router, Front& front);   // export_routes.cc
 void AddDigestRoute(Router& router, Front& front);    // digest_route.cc

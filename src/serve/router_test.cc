@@ -1,9 +1,7 @@
-// The table of routes, keys, states of the server, and the shapes of errors.
+// The table of routes, states of the server, and the shapes of errors.
 #include "serve/router.h"
 
 #include <gmock/gmock.h>
-
-#include <set>
 
 #include "serve/scene.h"
 
@@ -76,9 +74,10 @@ TEST_F(RouterTest, ErrorsOfBothFamilies) {
 }
 
 TEST_F(RouterTest, HandlersThatThrowAnswer500) {
-  router_.Add({.methods = {"GET"}, .path = "/throws", .handler = [](const auto&, const auto&) {
-                 throw std::runtime_error("broken");
-               }});
+  router_.Add({.methods = {"GET"},
+               .path = "/throws",
+               .level = Level::kNormal,
+               .handler = [](const auto&, const auto&) { throw std::runtime_error("broken"); }});
   const http::Response reply = Get("/throws");
   EXPECT_EQ(reply.status, 500);
   EXPECT_THAT(reply.body, HasSubstr("broken"));
@@ -124,95 +123,6 @@ TEST_F(StatesTest, RoutesSayWhyTheyDoNotAnswer) {
   expect_refusal("the server is stopping");
   GetReady();  // the model is there, too late
   expect_refusal("the server is stopping");
-}
-
-TEST(AuthTest, KeysAndLevels) {
-  struct Case {
-    Keys keys;
-    const char* normal;  // who may: "-" everybody
-    const char* admin;
-  };
-  for (const Case& c : {Case{{}, "-", "-"}, Case{{"api", ""}, "api", "api"},
-                        Case{{"", "boss"}, "-", "boss"}, Case{{"api", "boss"}, "api", "boss"}}) {
-    for (const std::string key : {"", "api", "boss", "ap", "apia", "bos\0s"}) {
-      http::Request request;
-      request.method = "POST";
-      if (!key.empty()) request.headers = {{"X-API-Key", key}};
-      const auto may = [&](const char* who) { return std::string("-") == who || key == who; };
-      EXPECT_EQ(IsAllowed(c.keys, Level::kNormal, request), may(c.normal)) << key;
-      EXPECT_EQ(IsAllowed(c.keys, Level::kAdminOptional, request), may(c.admin)) << key;
-      EXPECT_TRUE(IsAllowed(c.keys, Level::kOpen, request));
-    }
-  }
-}
-
-TEST(AuthTest, TheKeyMayBeABearerToken) {
-  http::Request request;
-  request.method = "GET";
-  const Keys keys = {.api = "api"};
-  for (const char* good : {"Bearer api", "bearer api", "BEARER  api"}) {
-    request.headers = {{"authorization", good}};
-    EXPECT_TRUE(IsAllowed(keys, Level::kNormal, request)) << good;
-  }
-  for (const char* bad : {"api", "Basic api", "Bearer", "Bearer ", "Bearer None", "Bearer api "}) {
-    request.headers = {{"authorization", bad}};
-    EXPECT_FALSE(IsAllowed(keys, Level::kNormal, request)) << bad;
-  }
-  request.headers = {{"authorization", "Bearer None"}, {"x-api-key", "api"}};
-  EXPECT_TRUE(IsAllowed(keys, Level::kNormal, request));
-  request.method = "OPTIONS";
-  request.headers = {};
-  EXPECT_TRUE(IsAllowed(keys, Level::kNormal, request));
-}
-
-class KeyedTest : public Scene {
- protected:
-  KeyedTest() : Scene({.api = "api", .admin = "boss"}) {}
-};
-
-TEST_F(KeyedTest, EachRouteAsksForItsKey) {
-  const std::set<std::string> open = {"/health", "/health_generate", "/metrics"};
-  const std::set<std::string> normal = {"/",
-                                        "/generate",
-                                        "/v1/models",
-                                        "/v1/models/*",
-                                        "/v1/completions",
-                                        "/model_info",
-                                        "/get_model_info",
-                                        "/server_info",
-                                        "/get_server_info",
-                                        "/get_weight_version",
-                                        "/v1/loads",
-                                        "/weight_version",
-                                        "/v1/chat/completions"};
-  std::set<std::string> seen;
-  for (const Route& route : router_.routes()) {
-    const std::string path = route.path;
-    seen.insert(path);
-    const Level expected = open.contains(path)     ? Level::kOpen
-                           : normal.contains(path) ? Level::kNormal
-                                                   : Level::kAdminOptional;
-    EXPECT_EQ(route.level, expected) << path;
-    const auto status = [&](const char* key) {
-      return Start("BREW", path, "", {{"x-api-key", key}})->Wait().status;  // 405 where allowed
-    };
-    EXPECT_EQ(status("none"), expected == Level::kOpen ? 405 : 401) << path;
-    EXPECT_EQ(status("api"), expected == Level::kAdminOptional ? 401 : 405) << path;
-    EXPECT_EQ(status("boss"), expected == Level::kNormal ? 401 : 405) << path;
-  }
-  for (const char* path :
-       {"/begin_weight_update", "/end_weight_update", "/post_process_weights",
-        "/update_weights_from_tensor", "/update_weights_from_tensor_raw", "/weights_checker",
-        "/get_weights_by_name", "/get_parameter_by_name", "/update_weights_from_disk"}) {
-    EXPECT_TRUE(seen.contains(path)) << path;
-  }
-}
-
-TEST_F(KeyedTest, WhatIsNotInTheTableHasTheStrictestLevel) {
-  const http::Response reply = Start("GET", "/nowhere", "", {{"x-api-key", "api"}})->Wait();
-  EXPECT_EQ(reply.status, 401);
-  EXPECT_EQ(reply.body, R"({"error":"Unauthorized"})");
-  EXPECT_EQ(Start("GET", "/nowhere", "", {{"x-api-key", "boss"}})->Wait().status, 404);
 }
 
 TEST(RepliesTest, EventsHaveNoCharacterThatAClientMayTakeForTheEndOfALine) {

@@ -29,6 +29,11 @@ std::string SampleId(Front& front, const PromptItem& item, std::uint32_t sample)
 
 }  // namespace
 
+std::string CachePartition(const std::string& extra_key, const std::string& cache_salt) {
+  if (extra_key.empty() && cache_salt.empty()) return "";
+  return ToText(base::Json(base::Json::Array{base::Json(extra_key), base::Json(cache_salt)}));
+}
+
 base::Result<std::vector<engine::Request>> ExpandSamples(Front& front,
                                                          const std::vector<PromptItem>& items,
                                                          const Prompts& prompts) {
@@ -45,7 +50,9 @@ base::Result<std::vector<engine::Request>> ExpandSamples(Front& front,
       requests.push_back({.id = SampleId(front, item, sample),
                           .input_ids = prompts[i],
                           .sampling = item.sampling,
-                          .logprobs = item.logprobs});
+                          .logprobs = item.logprobs,
+                          .experts_from = item.experts_from,
+                          .cache_partition = item.cache_partition});
       // With one seed all samples of a prompt would be the same.
       if (item.sampling.seed) requests.back().sampling.seed = *item.sampling.seed + sample;
     }

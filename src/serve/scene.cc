@@ -41,7 +41,8 @@ void Scene::GetReady(bool tokenizer) {
                    .architectures = {"LlamaForCausalLM"},
                    .arguments = Json(Json::Object{{"max_running_requests", std::uint64_t{8}},
                                                   {"weight_version", "default"}}),
-                   .software_version = "1.2.3"});
+                   .software_version = "1.2.3",
+                   .device_uuids = {"CPU-0", "CPU-1"}});
 }
 
 std::shared_ptr<FakeExchange> Scene::Start(

@@ -109,6 +109,7 @@ void AddSeedRoutes(Router& router, Front& front) {
   AddJsonRoute(router, front, "/send_weights_to_remote_instance", SendWeights);
   router.Add({.methods = {"GET"},
               .path = "/seed_info",
+              .level = Level::kAdminOptional,
               .handler = [&front](const RequestPtr&, const ExchangePtr& exchange) {
                 ShowSeedInfo(front, exchange);
               }});

@@ -25,6 +25,8 @@
 #include "engine/ranked_model.h"
 #include "http/server.h"
 #include "model/model.h"
+#include "serve/device_uuids.h"
+#include "serve/exposure.h"
 #include "serve/router.h"
 #include "serve/seed_client.h"
 #include "serve/stop_signal.h"
@@ -45,7 +47,8 @@ constexpr milliseconds kLinger{5000};
 
 // Everything behind the server, in the order of its start.
 struct Loaded {
-  std::unique_ptr<LeadingRanks> ranks;  // null: there is only this one
+  std::unique_ptr<base::RootedFileSystem> rooted;  // null: requests may name any path
+  std::unique_ptr<LeadingRanks> ranks;             // null: there is only this one
   std::unique_ptr<model::Model> model;
   text::Vocabulary vocabulary;
   std::unique_ptr<text::TokenizerProcess> tokenizer;
@@ -82,7 +85,27 @@ engine::EngineOptions ToEngineOptions(const Options& options, const model::Model
           .max_running = options.max_running_requests,
           .prefill_tokens = options.chunked_prefill_size,
           .max_context = options.context_length,
-          .seed = options.random_seed};
+          .seed = options.random_seed,
+          .max_queued = options.max_queued_requests,
+          .prefix_cache = !options.disable_radix_cache,
+          .prefix_cache_across_versions = options.prefix_cache_across_versions};
+}
+
+http::ServerOptions ToServerOptions(const Options& options, const std::string& address) {
+  std::optional<http::TlsOptions> tls;
+  if (!options.ssl_certfile.empty()) {
+    tls = {.certificate_file = options.ssl_certfile,
+           .key_file = options.ssl_keyfile,
+           .key_password = options.ssl_keyfile_password};
+  }
+  return {.address = address,
+          .port = options.port,
+          .max_connections = options.max_connections,
+          .max_header_bytes = options.max_header,
+          .max_body_bytes = options.max_body,
+          .header_timeout = Milliseconds(options.header_timeout),
+          .idle_timeout = Milliseconds(options.idle_timeout),
+          .tls = std::move(tls)};
 }
 
 Status StartTokenizer(const Options& options, Loaded& loaded) {
@@ -156,8 +179,10 @@ update::SessionRule SessionRuleOf(const Options& options) {
 update::Weights::Options ToWeightsOptions(const Options& options, const Loaded& loaded) {
   update::Weights::Options weights = {.launch_path = options.model,
                                       .sessions = SessionRuleOf(options),
+                                      .await_weights = options.await_weights,
                                       .undo_memory = options.undo_memory,
                                       .session_timeout = Milliseconds(options.session_timeout),
+                                      .backup_directory = BackupDirectoryOf(options),
                                       .transfer_timeout = Milliseconds(options.transfer_timeout)};
   if (loaded.ranks) {
     weights.leader = loaded.ranks->leader.get();
@@ -175,7 +200,8 @@ Status OfferParameters(const Loaded& loaded, Front& front) {
   return {};
 }
 
-Status Load(const Options& options, const RankSetting& setting, Loaded& loaded, Front& front) {
+Status Load(const Options& options, const RankSetting& setting, std::uint16_t port, Loaded& loaded,
+            Front& front) {
   SYNCLINE_TRY(StartTokenizer(options, loaded));  // first: the helper starts meanwhile
   SYNCLINE_TRY(FormRanks(options, setting, loaded, front));
   SYNCLINE_TRY(LoadModel(options, setting, loaded));
@@ -184,34 +210,38 @@ Status Load(const Options& options, const RankSetting& setting, Loaded& loaded, 
                   engine::Engine::Start(ToEngineOptions(options, *loaded.model, setting.placement),
                                         *loaded.model, loaded.vocabulary, config.end_tokens,
                                         options.weight_version));
-  loaded.weights = update::Weights::Create(base::FileSystem::Posix(), *loaded.engine, *loaded.model,
+  loaded.weights = update::Weights::Create(front.paths.files(), *loaded.engine, *loaded.model,
                                            ToWeightsOptions(options, loaded));
   if (!options.seed_from.empty()) {
     SYNCLINE_ASSIGN(const SeedClient seed, SeedClient::Make(options.seed_from, options.keys));
     SYNCLINE_TRY(seed.Take(*loaded.weights, loaded.seed));
   }
   if (options.p2p) SYNCLINE_TRY(OfferParameters(loaded, front));
-  front.SetReady({.engine = loaded.engine.get(),
-                  .weights = loaded.weights.get(),
-                  .tokenizer = loaded.tokenizer.get(),
-                  .vocabulary = &loaded.vocabulary},
-                 {.served_name = options.served_model_name,
-                  .tokenizer_path = options.tokenizer,
-                  .model_type = config.model_type,
-                  .architectures = config.architectures,
-                  .arguments = OptionsJson(options),
-                  .software_version = SYNCLINE_VERSION,
-                  .parallelism = {.shard = ShardOf(options, setting),
-                                  .ranks_on_each_host = options.tp / options.nodes},
-                  .fingerprint = setting.fingerprint,
-                  .dtypes = DtypesOf(loaded.model->plan())});
+  front.SetReady(
+      {.engine = loaded.engine.get(),
+       .weights = loaded.weights.get(),
+       .tokenizer = loaded.tokenizer.get(),
+       .vocabulary = &loaded.vocabulary},
+      {.served_name = options.served_model_name,
+       .tokenizer_path = options.tokenizer,
+       .model_type = config.model_type,
+       .architectures = config.architectures,
+       .arguments = OptionsJson(options),
+       .software_version = SYNCLINE_VERSION,
+       .device_uuids = DeviceUuids(base::ReadKernelText("/proc/sys/kernel/random/boot_id"),
+                                   options.host, port, setting.placement.group.size),
+       .parallelism = {.shard = ShardOf(options, setting),
+                       .ranks_on_each_host = options.tp / options.nodes},
+       .fingerprint = setting.fingerprint,
+       .dtypes = DtypesOf(loaded.model->plan())});
   return {};
 }
 
 void SayReady(const Options& options, std::uint16_t port) {
   const bool v6 = options.host.find(':') != std::string::npos && options.host.front() != '[';
-  const std::string url = v6 ? fmt::format("http://[{}]:{}", options.host, port)
-                             : fmt::format("http://{}:{}", options.host, port);
+  const std::string_view scheme = options.ssl_certfile.empty() ? "http" : "https";
+  const std::string url = v6 ? fmt::format("{}://[{}]:{}", scheme, options.host, port)
+                             : fmt::format("{}://{}:{}", scheme, options.host, port);
   fmt::print("{}\n", ToText(base::Json(base::Json::Object{{"ready", true}, {"url", url}})));
   std::fflush(stdout);
   base::Log(base::LogLevel::kInfo, fmt::format("{} is served at {}", options.model, url));
@@ -299,22 +329,27 @@ int ServeModel(const Options& options, const RankSetting& setting) {
   if (const Status installed = StopSignal::Install(); !installed) {
     return Report(installed.error());
   }
+  const auto address = AddressToListenAt(options, ResolveBySystem);
+  if (!address) return Report(address.error());
+  auto rooted = RootedFilesOf(options);
+  if (!rooted) return Report(rooted.error());
+  auto loaded = std::make_unique<Loaded>();
+  loaded->rooted = *std::move(rooted);
   auto front = std::make_unique<Front>(base::MetricsRegistry::Global());
+  if (loaded->rooted) front->paths = PathRules(*loaded->rooted, options.allowed_sources);
   Router router(*front, options.keys);
   AddAllRoutes(router, *front);
-  auto server = http::Server::Start(
-      {.address = options.host, .port = options.port, .max_body_bytes = options.max_body},
-      [&router](const RequestPtr& request, ExchangePtr exchange) {
-        router.Handle(request, std::move(exchange));
-      });
+  auto server = http::Server::Start(ToServerOptions(options, *address),
+                                    [&router](const RequestPtr& request, ExchangePtr exchange) {
+                                      router.Handle(request, std::move(exchange));
+                                    });
   if (!server) return Report(server.error());
   auto info_server = StartInfoServer(options, *front);
   if (!info_server) return Report(info_server.error());
-  auto loaded = std::make_unique<Loaded>();
   Status outcome;
   std::atomic<bool> loading = true;
   std::thread loader([&] {
-    outcome = Load(options, setting, *loaded, *front);
+    outcome = Load(options, setting, (*server)->port(), *loaded, *front);
     loading = false;
     if (!outcome) return StopSignal::Raise();
     SayReady(options, (*server)->port());

@@ -26,7 +26,7 @@ void RunBegin(Front& front, const BeginRequest& request, const std::function<voi
 void RunEnd(Front& front, const EndRequest& request,
             const std::function<void(const Result<UpdateReport>&)>& done) {
   front.weights().End(request, [&front, request, done](const Result<UpdateReport>& ended) {
-    front.SetLoaded(std::nullopt);
+    front.NoteChange();
     Meters& meters = front.meters();
     (ended ? meters.ended_sessions : meters.failed_sessions).Add();
     if (ended && !request.abort) {
@@ -107,9 +107,9 @@ void PostProcess(Front& front, const Json& body, const ExchangePtr& exchange) {
 }  // namespace
 
 void AddSessionRoutes(Router& router, Front& front) {
-  AddQueuedRoute(router, front, {"POST"}, "/begin_weight_update", Begin);
-  AddQueuedRoute(router, front, {"POST"}, "/end_weight_update", End);
-  AddQueuedRoute(router, front, {"POST"}, "/post_process_weights", PostProcess);
+  AddQueuedRoute(router, front, {"POST"}, "/begin_weight_update", Begin, /*update=*/true);
+  AddQueuedRoute(router, front, {"POST"}, "/end_weight_update", End, /*update=*/true);
+  AddQueuedRoute(router, front, {"POST"}, "/post_process_weights", PostProcess, /*update=*/true);
 }
 
 }  // namespace syncline::serve

@@ -176,9 +176,10 @@ TEST_F(SessionRoutesTest, SlimesWayFails) {
 }
 
 TEST_F(SessionRoutesTest, TheStateIsShown) {
-  EXPECT_EQ(At(ParseReply(Get("/model_info")), "weight_update_session"),
-            R"({"open":false,"selector":null,"loaded":false,"weight_version_pending":null,)"
-            R"("failure":null,"pending":[],"incomplete":null})");
+  EXPECT_EQ(
+      At(ParseReply(Get("/model_info")), "weight_update_session"),
+      R"({"open":false,"selector":null,"loaded":false,"open_for_writes":false,"weight_version_pending":null,)"
+      R"("failure":null,"pending":[],"incomplete":null})");
   EXPECT_THAT(Get("/metrics").body, HasSubstr("syncline_weight_session_open 0\n"));
   weights_.SetSession({.open = true,
                        .selector = update::Selector::kDraft,
@@ -187,9 +188,10 @@ TEST_F(SessionRoutesTest, TheStateIsShown) {
                        .failure = "w: too short",
                        .incomplete = "half"});
   for (const char* path : {"/model_info", "/server_info"}) {
-    EXPECT_EQ(At(ParseReply(Get(path)), "weight_update_session"),
-              R"({"open":true,"selector":"draft","loaded":true,"weight_version_pending":"8",)"
-              R"("failure":"w: too short","pending":[],"incomplete":"half"})");
+    EXPECT_EQ(
+        At(ParseReply(Get(path)), "weight_update_session"),
+        R"({"open":true,"selector":"draft","loaded":true,"open_for_writes":false,"weight_version_pending":"8",)"
+        R"("failure":"w: too short","pending":[],"incomplete":"half"})");
   }
   EXPECT_THAT(Get("/metrics").body, HasSubstr("syncline_weight_session_open 1\n"));
   EXPECT_THAT(Get("/metrics").body, HasSubstr("syncline_weights_incomplete 1\n"));

@@ -138,13 +138,18 @@ void FromTensors(Front& front, const Json& body, const ExchangePtr& exchange) {
 }  // namespace
 
 void AddTensorRoutes(Router& router, Front& front) {
-  AddQueuedRoute(router, front, {"POST"}, "/update_weights_from_tensor", FromTensors);
+  AddQueuedRoute(router, front, {"POST"}, "/update_weights_from_tensor", FromTensors,
+                 /*update=*/true);
   router.Add({.methods = {"POST"},
               .path = "/update_weights_from_tensor_raw",
-              .handler = [&front](const RequestPtr& request, const ExchangePtr& exchange) {
-                front.disk_worker().Post(
-                    [&front, request, exchange] { Update(front, ReadRaw(*request), exchange); });
-              }});
+              .level = Level::kAdminOptional,
+              .handler =
+                  [&front](const RequestPtr& request, const ExchangePtr& exchange) {
+                    front.disk_worker().Post([&front, request, exchange] {
+                      Update(front, ReadRaw(*request), exchange);
+                    });
+                  },
+              .update = true});
 }
 
 }  // namespace syncline::serve

@@ -49,7 +49,7 @@ Json::Object ReportFields(const update::UpdateReport& report) {
 
 http::Response TensorReply(Front& front, const Result<UpdateReport>& result, std::string success,
                            const std::optional<std::string>& label) {
-  front.SetLoaded(std::nullopt);
+  front.NoteChange();
   const bool in_session = front.weights().session().open;
   Count(front.meters(), result, in_session);
   if (!result) return Outcome(false, result.error().message);

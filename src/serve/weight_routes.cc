@@ -73,10 +73,11 @@ http::Response UpdateFailure(const base::Error& error) {
       400);
 }
 
-// Is exactly this version live? Not during a session, nor after an update that failed half-way.
+// Is exactly this version live? Not during a session, nor after an update that failed half-way, nor
+// without memory.
 bool IsLive(const Front& front, const DiskUpdate& update, const std::string& fingerprint) {
   const update::SessionState session = front.weights().session();
-  if (session.open || session.incomplete) return false;
+  if (session.open || session.incomplete || session.released.weights) return false;
   const std::optional<LoadedVersion> loaded = front.loaded();
   return loaded && update.weight_version && loaded->path == update.path &&
          loaded->label == *update.weight_version && loaded->fingerprint == fingerprint &&
@@ -86,28 +87,29 @@ bool IsLive(const Front& front, const DiskUpdate& update, const std::string& fin
 // Runs the update that all requests for it share. `fingerprint`: of the files before they are read.
 void StartUpdate(Front& front, const DiskUpdate& update, const std::string& fingerprint,
                  const std::function<void(Result<UpdateReport>)>& finish) {
-  front.weights().FromDisk(
-      update, [&front, update, fingerprint, finish](const Result<UpdateReport>& result) {
-        Meters& meters = front.meters();
-        if (result) {
-          meters.updates.Add();
-          if (result->unchanged) meters.unchanged_updates.Add();
-          meters.update_stage_seconds.Observe(result->stage_seconds);
-          meters.update_apply_seconds.Observe(result->apply_seconds);
-          const bool known = update.weight_version && !fingerprint.empty();
-          front.SetLoaded(
-              known ? std::optional(LoadedVersion{update.path, *update.weight_version, fingerprint})
-                    : std::nullopt);
-        } else {
-          meters.failed_updates.Add();
-        }
-        finish(result);
-      });
+  front.weights().FromDisk(update, [&front, update, fingerprint, finish,
+                                    since = front.changes()](const Result<UpdateReport>& result) {
+    Meters& meters = front.meters();
+    if (result) {
+      meters.updates.Add();
+      if (result->unchanged) meters.unchanged_updates.Add();
+      meters.update_stage_seconds.Observe(result->stage_seconds);
+      meters.update_apply_seconds.Observe(result->apply_seconds);
+      const bool known = update.weight_version && !fingerprint.empty();
+      front.SetLoaded(
+          known ? std::optional(LoadedVersion{update.path, *update.weight_version, fingerprint})
+                : std::nullopt,
+          since);
+    } else {
+      meters.failed_updates.Add();
+    }
+    finish(result);
+  });
 }
 
 // On the disk worker.
 void RunUpdate(Front& front, const DiskUpdate& update, const ExchangePtr& exchange) {
-  const std::string fingerprint = Fingerprint(update.path).value_or("");
+  const std::string fingerprint = Fingerprint(front.paths.files(), update.path).value_or("");
   if (!fingerprint.empty() && IsLive(front, update, fingerprint)) {
     return exchange->Send(UpdateReply(fmt::format("Succeeded to update model weights. Already at "
                                                   "weight version {}.",
@@ -136,9 +138,12 @@ void UpdateFromDisk(Front& front, const Json& body, const ExchangePtr& exchange)
   if (!request) {
     return exchange->Send(InvalidRequest(ErrorStyle::kSglang, request.error().message));
   }
-  if (request->abort_all) front.engine().Abort("", engine::Engine::AbortMatch::kAll, "");
-  front.disk_worker().Post(
-      [&front, exchange, update = request->update] { RunUpdate(front, update, exchange); });
+  front.disk_worker().Post([&front, exchange, request = *request] {
+    const base::Status allowed = front.paths.CheckPath("model_path", request.update.path);
+    if (!allowed) return exchange->Send(Outcome(false, allowed.error().message));
+    if (request.abort_all) front.engine().Abort("", engine::Engine::AbortMatch::kAll, "");
+    RunUpdate(front, request.update, exchange);
+  });
 }
 
 Result<update::PullRequest> ReadPull(const Json& body) {
@@ -198,20 +203,25 @@ http::Response PullReply(const std::vector<HostPull>& pulls, bool joined) {
                    success ? 200 : 400);
 }
 
-void Pull(Front& front, const Json& body, const ExchangePtr& exchange) {
-  const Result<update::PullRequest> request = ReadPull(body);
-  if (!request) {
-    return exchange->Send(InvalidRequest(ErrorStyle::kSglang, request.error().message));
+base::Status CheckPull(const Front& front, const update::PullRequest& request) {
+  SYNCLINE_TRY(front.paths.CheckSource("source_dir", request.source));
+  return front.paths.CheckPath("local_checkpoint_dir", request.replica);
+}
+
+// On the disk worker.
+void RunPull(Front& front, const update::PullRequest& request, const ExchangePtr& exchange) {
+  if (const base::Status allowed = CheckPull(front, request); !allowed) {
+    return exchange->Send(Outcome(false, allowed.error().message));
   }
-  const std::string key = ToText(
-      Json(Json::Array{Json(request->source), Json(request->replica), Json(request->version)}));
+  const std::string key =
+      ToText(Json(Json::Array{Json(request.source), Json(request.replica), Json(request.version)}));
   front.joined_pulls.Run(
       key,
       [exchange](const Result<std::vector<HostPull>>& pulls, bool joined) {
         exchange->Send(PullReply(*pulls, joined));
       },
       [&](const std::function<void(Result<std::vector<HostPull>>)>& finish) {
-        front.weights().Pull(*request, [&front, finish](std::vector<HostPull> pulls) {
+        front.weights().Pull(request, [&front, finish](std::vector<HostPull> pulls) {
           const bool all = std::ranges::all_of(
               pulls, [](const HostPull& pull) { return pull.outcome.status.has_value(); });
           (all ? front.meters().pulls : front.meters().failed_pulls).Add();
@@ -220,10 +230,19 @@ void Pull(Front& front, const Json& body, const ExchangePtr& exchange) {
       });
 }
 
+void Pull(Front& front, const Json& body, const ExchangePtr& exchange) {
+  const Result<update::PullRequest> request = ReadPull(body);
+  if (!request) {
+    return exchange->Send(InvalidRequest(ErrorStyle::kSglang, request.error().message));
+  }
+  front.disk_worker().Post(
+      [&front, exchange, request = *request] { RunPull(front, request, exchange); });
+}
+
 }  // namespace
 
 void AddWeightRoutes(Router& router, Front& front) {
-  AddJsonRoute(router, front, "/update_weights_from_disk", UpdateFromDisk);
+  AddJsonRoute(router, front, "/update_weights_from_disk", UpdateFromDisk, /*update=*/true);
   AddJsonRoute(router, front, "/pull_weights", Pull);
 }
 

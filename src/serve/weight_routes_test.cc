@@ -164,6 +164,7 @@ TEST_F(WeightRoutesTest, BR49PullsAreSharedToo) {
       R"({"source_dir":"/s","local_checkpoint_dir":"/d","target_version":"5","prefix":"x"})";
   std::vector<std::shared_ptr<FakeExchange>> all;
   for (int i = 0; i < 3; ++i) all.push_back(Start("POST", "/pull_weights", body));
+  Settle();
   EXPECT_THAT(weights_.calls(), ElementsAre("pull /s /d 5"));
   weights_.Finish();
   EXPECT_THAT(all[0]->Wait().body,
@@ -217,6 +218,7 @@ TEST_F(WeightRoutesTest, PullsThatFail) {
   const auto exchange =
       Start("POST", "/pull_weights",
             R"({"source_dir":"/s","local_checkpoint_dir":"/d","target_version":5})");
+  Settle();
   weights_.Finish(Fail(Code::kNotFound, "versions 1 to 4 are missing"));
   const http::Response reply = exchange->Wait();
   EXPECT_EQ(reply.status, 400);
@@ -284,15 +286,18 @@ TEST(FingerprintTest, FilesBelowCountAndLinksAreFollowed) {
   const base::TempDir elsewhere;
   ASSERT_OK(WriteTextAtomically(FileSystem::Posix(), elsewhere / "blob", "a", false));
   ASSERT_EQ(symlink((elsewhere / "blob").c_str(), (directory / "model.safetensors").c_str()), 0);
-  ASSERT_OK_AND_ASSIGN(const std::string first, Fingerprint(directory.path()));
-  ASSERT_OK_AND_ASSIGN(const std::string same, Fingerprint(directory.path()));
+  ASSERT_OK_AND_ASSIGN(const std::string first,
+                       Fingerprint(base::FileSystem::Posix(), directory.path()));
+  ASSERT_OK_AND_ASSIGN(const std::string same,
+                       Fingerprint(base::FileSystem::Posix(), directory.path()));
   EXPECT_EQ(first, same);
   ASSERT_OK(WriteTextAtomically(FileSystem::Posix(), elsewhere / "blob", "b", false));
-  ASSERT_OK_AND_ASSIGN(const std::string other, Fingerprint(directory.path()));
+  ASSERT_OK_AND_ASSIGN(const std::string other,
+                       Fingerprint(base::FileSystem::Posix(), directory.path()));
   EXPECT_NE(first, other);
   ASSERT_EQ(symlink(directory.path().c_str(), (directory / "circle").c_str()), 0);
-  EXPECT_OK(Fingerprint(directory.path()));
-  EXPECT_ERROR(Fingerprint(directory / "gone"), Code::kNotFound, "gone");
+  EXPECT_OK(Fingerprint(base::FileSystem::Posix(), directory.path()));
+  EXPECT_ERROR(Fingerprint(base::FileSystem::Posix(), directory / "gone"), Code::kNotFound, "gone");
 }
 
 }  // namespace

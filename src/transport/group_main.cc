@@ -30,6 +30,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <memory>
@@ -178,6 +179,18 @@ class Group {
   std::size_t mapped_ = 0;
 };
 
+// All members must use addresses of one family, and torch's own take what their host's name stands for. So
+// where the trainer is reached over IPv6 this one does as they do. GLOO_SOCKET_IFNAME counts as in torch.
+auto MakeDevice(const std::string& own) {
+  using c10d::ProcessGroupGloo;
+  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
+    const std::string names = interface;
+    return ProcessGroupGloo::createDeviceForInterface(names.substr(0, names.find(',')));
+  }
+  return own.find(':') == std::string::npos ? ProcessGroupGloo::createDeviceForHostname(own)
+                                            : ProcessGroupGloo::createDefaultDevice();
+}
+
 void Group::Join(const Json& question) {
   const std::string name = TextOf(question, "name");
   const std::string host = TextOf(question, "host");
@@ -211,7 +224,7 @@ void Group::Join(const Json& question) {
       "cpu/", c10::make_intrusive<c10d::PrefixStore>(
                   name + "/", c10::make_intrusive<c10d::PrefixStore>(name, store)));
   auto gloo = c10d::ProcessGroupGloo::Options::create(timeout_);
-  gloo->devices = {c10d::ProcessGroupGloo::createDeviceForHostname(own)};
+  gloo->devices = {MakeDevice(own)};
   group_ =
       c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, static_cast<int>(size), gloo);
 }

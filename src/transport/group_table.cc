@@ -30,8 +30,8 @@ void GroupTable::Abandon(Entry& entry, const std::string& reason) {
   if (entry.group) entry.group->Leave(reason);
 }
 
-Status GroupTable::Join(const GroupAddress& address) {
-  auto entry = std::make_shared<Entry>(&cancel_);
+Status GroupTable::Join(const GroupAddress& address, std::uint64_t number) {
+  auto entry = std::make_shared<Entry>(number, &cancel_);
   {
     const std::scoped_lock lock(mutex_);
     std::shared_ptr<Entry>& place = groups_[address.name];
@@ -62,11 +62,11 @@ void GroupTable::Forget(const std::string& name, const std::shared_ptr<Entry>& e
   if (found != groups_.end() && found->second == entry) groups_.erase(found);
 }
 
-Status GroupTable::Leave(const std::string& name) {
+Status GroupTable::Leave(const std::string& name, std::uint64_t number) {
   std::shared_ptr<Entry> left;  // ends outside of the lock
   const std::scoped_lock lock(mutex_);
   const auto found = groups_.find(name);
-  if (found == groups_.end()) {
+  if (found == groups_.end() || (number != 0 && found->second->number != number)) {
     return Fail(Code::kNotFound, "The group to be destroyed does not exist.");
   }
   left = found->second;

@@ -30,10 +30,12 @@ class GroupTable {
       : options_(options), cancel_(cancel) {}
 
   // Waits until all members have come. A group of that name, or one that is being joined, is left: its
-  // trainer has begun anew. As ProcessGroup::Join, and kLimitExceeded for too many groups.
-  base::Status Join(const GroupAddress& address);
-  // kNotFound: there is none of that name. Who waits for this member fails at once.
-  base::Status Leave(const std::string& name);
+  // trainer has begun anew. `number` tells groups of one name apart. As ProcessGroup::Join, and
+  // kLimitExceeded for too many groups.
+  base::Status Join(const GroupAddress& address, std::uint64_t number);
+  // Only the one with that number; 0: whichever there is. kNotFound: there is none. Who waits for this
+  // member fails at once.
+  base::Status Leave(const std::string& name, std::uint64_t number);
 
   // Receives tensors that rank 0 broadcasts: each by itself in the order of the list or, `flattened`, all
   // as one. One after the other in each group. kNotFound: no such group. After any other error the group
@@ -46,7 +48,9 @@ class GroupTable {
 
  private:
   struct Entry {
-    explicit Entry(const base::CancelToken* parent) : left(parent) {}
+    Entry(std::uint64_t own_number, const base::CancelToken* parent)
+        : number(own_number), left(parent) {}
+    const std::uint64_t number;
     base::CancelToken left;
     std::unique_ptr<ProcessGroup>
         group;  // null while it is being joined; guarded by the table's mutex

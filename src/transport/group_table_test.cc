@@ -31,7 +31,7 @@ class Trainer {
   // With rank 1 in `table`.
   Trainer(GroupTable& table, const std::string& name) {
     const std::uint16_t port = FreePort();
-    auto joined = std::async(std::launch::async, [&] { return table.Join(At(name, port, 1)); });
+    auto joined = std::async(std::launch::async, [&] { return table.Join(At(name, port, 1), 1); });
     auto group = ProcessGroup::Join(At(name, port, 0), kTimeout, nullptr);
     EXPECT_OK(joined.get());
     EXPECT_OK(group);
@@ -109,7 +109,8 @@ TEST_F(GroupTableTest, UnknownGroups) {
   Trainer trainer(table_, "known");
   EXPECT_ERROR(table_.Receive("other", Trainer::Announced(), false), Code::kNotFound,
                "Group other not in [known]. Please call `init_weights_update_group` first.");
-  EXPECT_ERROR(table_.Leave("other"), Code::kNotFound, "The group to be destroyed does not exist.");
+  EXPECT_ERROR(table_.Leave("other", 0), Code::kNotFound,
+               "The group to be destroyed does not exist.");
 }
 
 TEST_F(GroupTableTest, AGroupThatFailedIsGone) {
@@ -134,15 +135,17 @@ TEST_F(GroupTableTest, MoreThanTheBound) {
 TEST_F(GroupTableTest, LeavingEndsWhatWaits) {
   Trainer trainer(table_, "g");
   auto receiving = Receive("g", false);
-  EXPECT_OK(table_.Leave("g"));
+  EXPECT_ERROR(table_.Leave("g", 7), Code::kNotFound, "does not exist");
+  EXPECT_OK(table_.Leave("g", 1));
   const auto received = receiving.get();
   ASSERT_FALSE(received.has_value());
 }
 
 // A trainer that died while it joined comes again.
 TEST_F(GroupTableTest, JoiningAnewReplacesWhatWaits) {
-  auto stale = std::async(std::launch::async, [&] { return table_.Join(At("g", FreePort(), 1)); });
-  while (table_.Leave("g").has_value() == false) {
+  auto stale =
+      std::async(std::launch::async, [&] { return table_.Join(At("g", FreePort(), 1), 1); });
+  while (table_.Leave("g", 0).has_value() == false) {
   }
   EXPECT_EQ(stale.get().error().code, Code::kCancelled);
   Trainer trainer(table_, "g");
@@ -156,7 +159,7 @@ TEST_F(GroupTableTest, CancellingEndsEverything) {
   Trainer trainer(table_, "g");
   auto receiving = Receive("g", false);
   auto joining =
-      std::async(std::launch::async, [&] { return table_.Join(At("h", FreePort(), 1)); });
+      std::async(std::launch::async, [&] { return table_.Join(At("h", FreePort(), 1), 1); });
   cancel_.Cancel();
   EXPECT_EQ(receiving.get().error().code, Code::kCancelled);
   EXPECT_EQ(joining.get().error().code, Code::kCancelled);

@@ -6,6 +6,7 @@
 #include <future>
 
 #include "update/groups.h"
+#include "update/producer.h"
 #include "update/weights.h"
 
 namespace syncline::update {
@@ -55,6 +56,25 @@ Result<Staged> AllRanks::Stage(const std::string& path) {
   return all;
 }
 
+namespace {
+
+// By rank from 1; each was asked by itself.
+Answers Together(std::vector<std::future<Answers>> asked) {
+  Answers answers;
+  for (std::future<Answers>& one : asked) {
+    Answers answer = one.get();
+    answers.push_back(std::move(answer[0]));
+  }
+  return answers;
+}
+
+template <typename T>
+bool Explains(const Result<T>& result) {
+  return !result && result.error().code != Code::kUnavailable;
+}
+
+}  // namespace
+
 Result<Staged> AllRanks::ReceiveOwn(const TensorUpdate& update, Selector selector) {
   if (update.ticket == 0) {
     return own_.Receive(selector, update.format, update.direct, update.payloads[0]);
@@ -64,6 +84,7 @@ Result<Staged> AllRanks::ReceiveOwn(const TensorUpdate& update, Selector selecto
 }
 
 Result<Staged> AllRanks::Receive(const TensorUpdate& update, Selector selector) {
+  if (!update.endpoints.empty()) return ReceiveFromProducers(update.endpoints, selector, "");
   const auto of = [&](std::size_t rank) -> base::ByteSpan {
     if (update.ticket != 0) return {};
     return update.payloads[update.payloads.size() == 1 ? 0 : rank];
@@ -75,12 +96,27 @@ Result<Staged> AllRanks::Receive(const TensorUpdate& update, Selector selector) 
   }
   std::vector<std::future<Answers>> asked = others_.AskEach(kReceive, std::move(messages));
   const Result<Staged> own = ReceiveOwn(update, selector);
-  Answers answers;
-  for (std::future<Answers>& one : asked) {
-    Answers answer = one.get();
-    answers.push_back(std::move(answer[0]));
+  return AddUp(own, Together(std::move(asked)));
+}
+
+Result<Staged> AllRanks::ReceiveFromProducers(const std::vector<std::string>& endpoints,
+                                              Selector selector, const std::string& refusal) {
+  std::vector<Payload> messages;
+  for (std::uint32_t rank = 1; rank < size(); ++rank) {
+    messages.push_back(Encode(ProducerRequest{selector, endpoints[rank], refusal}));
   }
+  std::vector<std::future<Answers>> asked = others_.AskEach(kFromProducer, std::move(messages));
+  const Result<Staged> own = producer_.Receive({selector, endpoints[0], refusal});
+  const Answers answers = Together(std::move(asked));
+  const auto reason = std::ranges::find_if(answers, Explains<Payload>);
+  if (reason != answers.end() && !Explains(own)) return std::unexpected(reason->error());
   return AddUp(own, answers);
+}
+
+void AllRanks::FinishProducers(const std::string& failure) {
+  std::future<Answers> asked = others_.Ask(kFinishProducer, EncodeText(failure));
+  producer_.Finish(failure);
+  asked.wait();
 }
 
 Result<Staged> AllRanks::Prepare(Selector selector, bool whole) {
@@ -115,6 +151,24 @@ Result<Names> AllRanks::Drop() {
   Names lost = own_.Drop();
   SYNCLINE_TRY(AddTexts(asked.get(), lost));
   return lost;
+}
+
+Result<Names> AllRanks::AddNames(Result<Names> own, const Answers& answers) const {
+  if (!own && others_.any()) return base::Annotate(own.error(), RankText(0, host_));
+  if (own) SYNCLINE_TRY(AddTexts(answers, *own));
+  return own;
+}
+
+Result<Names> AllRanks::Release() {
+  std::future<Answers> asked = others_.Ask(kRelease, {});
+  Result<Names> own = own_.Release();
+  return AddNames(std::move(own), asked.get());
+}
+
+Result<Names> AllRanks::Resume() {
+  std::future<Answers> asked = others_.Ask(kResume, {});
+  Result<Names> own = own_.Resume();
+  return AddNames(std::move(own), asked.get());
 }
 
 Result<Names> AllRanks::Commit() {

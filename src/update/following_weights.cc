@@ -37,6 +37,11 @@ Result<Payload> EncodeResult(const Result<T>& result) {
   return Encode(*result);
 }
 
+Result<Payload> EncodeNames(const Result<std::vector<std::string>>& names) {
+  if (!names) return std::unexpected(names.error());
+  return EncodeTexts(*names);
+}
+
 Result<Payload> NoContent(const base::Status& status) {
   if (!status) return std::unexpected(status.error());
   return Payload();
@@ -54,6 +59,7 @@ class Weights : public FollowingWeights {
         rank_(options.rank),
         follower_(follower),
         weights_(files, runners, std::move(options), cancel_),
+        producer_(weights_, transfer_timeout, cancel_),
         groups_({.timeout = transfer_timeout, .most_bytes = weights_.most_message_bytes()},
                 cancel_) {
     follower.OnWork([this](Message message) { OnWork(std::move(message)); });
@@ -80,6 +86,7 @@ class Weights : public FollowingWeights {
   ranks::Follower& follower_;
   base::CancelToken cancel_;
   RankWeights weights_;
+  RankProducer producer_;
   RankGroups groups_;
   // Last, so that they end first.
   base::TaskThreads transfers_;
@@ -103,6 +110,15 @@ Result<Payload> Weights::Work(const Message& message) {
       SYNCLINE_ASSIGN(const auto batch, groups_.Take(request.ticket));
       return EncodeResult(weights_.Receive(request.selector, *batch));
     }
+    case kFromProducer: {
+      SYNCLINE_ASSIGN(const ProducerRequest request, DecodeProducerRequest(message.payload));
+      return EncodeResult(producer_.Receive(request));
+    }
+    case kFinishProducer: {
+      SYNCLINE_ASSIGN(const std::string failure, DecodeText(message.payload));
+      producer_.Finish(failure);
+      return Payload();
+    }
     case kPrepare: {
       SYNCLINE_ASSIGN(const PrepareRequest request, DecodePrepareRequest(message.payload));
       return EncodeResult(weights_.Prepare(request.selector, request.whole));
@@ -118,6 +134,10 @@ Result<Payload> Weights::Work(const Message& message) {
       return EncodeTexts(weights_.Drop());
     case kMayWrite:
       return EncodeNumber(weights_.may_write_in_place() ? 1 : 0);
+    case kRelease:
+      return EncodeNames(weights_.Release());
+    case kResume:
+      return EncodeNames(weights_.Resume());
     case kSnapshot: {
       SYNCLINE_ASSIGN(const CheckMessage check, DecodeCheckMessage(message.payload));
       return NoContent(weights_.Snapshot(check.selector));
@@ -143,12 +163,12 @@ Result<Payload> Weights::Seed(const Message& message) {
 Result<Payload> Weights::Transfer(const Message& message) {
   switch (message.kind) {
     case kJoinGroup: {
-      SYNCLINE_ASSIGN(const transport::GroupAddress address, DecodeGroupAddress(message.payload));
-      return NoContent(groups_.table().Join(address));
+      SYNCLINE_ASSIGN(const JoinGroup join, DecodeJoinGroup(message.payload));
+      return NoContent(groups_.table().Join(join.address, join.number));
     }
     case kLeaveGroup: {
-      SYNCLINE_ASSIGN(const std::string name, DecodeText(message.payload));
-      return NoContent(groups_.table().Leave(name));
+      SYNCLINE_ASSIGN(const LeaveGroup leave, DecodeLeaveGroup(message.payload));
+      return NoContent(groups_.table().Leave(leave.name, leave.number));
     }
     case kReceiveGroup: {
       SYNCLINE_ASSIGN(ReceiveGroup request, DecodeReceiveGroup(message.payload));
@@ -162,8 +182,8 @@ Result<Payload> Weights::Transfer(const Message& message) {
       return Payload();
     }
     case kSeedOpen: {
-      SYNCLINE_ASSIGN(const transport::GroupAddress address, DecodeGroupAddress(message.payload));
-      SYNCLINE_ASSIGN(const std::uint16_t port, weights_.seeding().Open(address, rank_));
+      SYNCLINE_ASSIGN(const JoinGroup group, DecodeJoinGroup(message.payload));
+      SYNCLINE_ASSIGN(const std::uint16_t port, weights_.seeding().Open(group.address, rank_));
       return EncodeNumber(port);
     }
     case kSeedWait: {

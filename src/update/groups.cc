@@ -41,15 +41,15 @@ Result<std::unique_ptr<payload::Batch>> RankGroups::Take(std::uint64_t ticket) {
   return batch;
 }
 
-std::shared_ptr<std::mutex> Groups::LockOf(const std::string& group) {
+Groups::Group Groups::Find(const std::string& name) const {
   const std::scoped_lock lock(mutex_);
-  std::erase_if(receiving_, [](const auto& entry) { return entry.second.expired(); });
-  std::shared_ptr<std::mutex> one = receiving_[group].lock();
-  if (!one) {
-    one = std::make_shared<std::mutex>();
-    receiving_[group] = one;
-  }
-  return one;
+  const auto found = groups_.find(name);
+  return found == groups_.end() ? Group() : found->second;
+}
+
+void Groups::Remember(const std::string& name, std::uint64_t number) {
+  const std::scoped_lock lock(mutex_);
+  groups_[name] = Group{.number = number};
 }
 
 namespace {
@@ -62,7 +62,7 @@ bool IsReady(const auto& future) {
 
 // `payloads`: of each other rank; `own` runs here.
 template <typename Own>
-Status Groups::OnAll(RankMessage kind, std::vector<Payload> payloads, const std::string& group,
+Status Groups::OnAll(RankMessage kind, std::vector<Payload> payloads, const LeaveGroup& on_failure,
                      const Own& own) {
   std::vector<std::future<Answers>> asked = others_.AskEach(kind, std::move(payloads));
   std::future<Status> here = std::async(std::launch::async, own);
@@ -71,8 +71,8 @@ Status Groups::OnAll(RankMessage kind, std::vector<Payload> payloads, const std:
     if (status || first) return;
     first = is_own && others_.any() ? base::Annotate(status.error(), RankText(0, host_)).error()
                                     : status.error();
-    others_.Ask(kLeaveGroup, EncodeText(group)).wait();
-    static_cast<void>(own_.table().Leave(group));
+    others_.Ask(kLeaveGroup, Encode(on_failure)).wait();
+    static_cast<void>(own_.table().Leave(on_failure.name, on_failure.number));
   };
   while (here.valid() || !asked.empty()) {
     if (here.valid() && here.wait_for(std::chrono::milliseconds(1)) == std::future_status::ready) {
@@ -103,15 +103,26 @@ Status Groups::Join(const GroupRequest& request) {
     address.rank = static_cast<std::uint32_t>(request.rank_offset + rank);
     return address;
   };
+  const std::uint64_t number = ++numbers_;
+  const std::string& name = request.address.name;
   std::vector<Payload> payloads;
-  for (std::uint64_t rank = 1; rank < ranks; ++rank) payloads.push_back(Encode(of(rank)));
-  return OnAll(kJoinGroup, std::move(payloads), request.address.name,
-               [&] { return own_.table().Join(of(0)); });
+  for (std::uint64_t rank = 1; rank < ranks; ++rank) {
+    payloads.push_back(Encode(JoinGroup{number, of(rank)}));
+  }
+  // One that comes in its place meanwhile must not be left for its failure: hence the number.
+  SYNCLINE_TRY(OnAll(kJoinGroup, std::move(payloads), {number, name},
+                     [&] { return own_.table().Join(of(0), number); }));
+  Remember(name, number);
+  return {};
 }
 
 Status Groups::Leave(const std::string& name) {
-  std::future<Answers> asked = others_.Ask(kLeaveGroup, EncodeText(name));
-  const Status own = own_.table().Leave(name);
+  {
+    const std::scoped_lock lock(mutex_);
+    groups_.erase(name);
+  }
+  std::future<Answers> asked = others_.Ask(kLeaveGroup, Encode(LeaveGroup{0, name}));
+  const Status own = own_.table().Leave(name, 0);
   // A rank that had failed may have left before.
   for (const Result<Payload>& answer : asked.get()) {
     if (!answer && answer.error().code != Code::kNotFound) return std::unexpected(answer.error());
@@ -120,12 +131,12 @@ Status Groups::Leave(const std::string& name) {
 }
 
 Result<std::uint64_t> Groups::Receive(const GroupTensors& tensors) {
-  const std::shared_ptr<std::mutex> alone = LockOf(tensors.group);
-  const std::scoped_lock lock(*alone);
-  const std::uint64_t ticket = ++tickets_;
+  const Group group = Find(tensors.group);
+  const std::scoped_lock lock(*group.receiving);
+  const std::uint64_t ticket = ++numbers_;
   const std::vector<Payload> payloads(others_.peers().size(),
                                       Encode(ReceiveGroup{ticket, tensors}));
-  SYNCLINE_TRY(OnAll(kReceiveGroup, payloads, tensors.group, [&] {
+  SYNCLINE_TRY(OnAll(kReceiveGroup, payloads, {group.number, tensors.group}, [&] {
     return own_.Receive(ticket, tensors.group, tensors.announced, tensors.flattened);
   }));
   return ticket;

@@ -62,17 +62,23 @@ class Groups {
   void Forget(std::uint64_t ticket);
 
  private:
+  struct Group {
+    std::uint64_t number = ~std::uint64_t{0};  // of the last one joined; at first that of none
+    std::shared_ptr<std::mutex> receiving = std::make_shared<std::mutex>();
+  };
+
   template <typename Own>
-  base::Status OnAll(RankMessage kind, std::vector<Payload> payloads, const std::string& group,
+  base::Status OnAll(RankMessage kind, std::vector<Payload> payloads, const LeaveGroup& on_failure,
                      const Own& own);
-  std::shared_ptr<std::mutex> LockOf(const std::string& group);
+  Group Find(const std::string& name) const;
+  void Remember(const std::string& name, std::uint64_t number);
 
   RankGroups& own_;
   const Others& others_;
   const std::string host_;
-  std::atomic<std::uint64_t> tickets_ = 0;
-  std::mutex mutex_;
-  std::map<std::string, std::weak_ptr<std::mutex>> receiving_;  // guarded by mutex_; by group
+  std::atomic<std::uint64_t> numbers_ = 0;  // of groups and tickets
+  mutable std::mutex mutex_;
+  std::map<std::string, Group> groups_;  // guarded by mutex_
 };
 
 }  // namespace syncline::update

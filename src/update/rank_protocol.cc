@@ -99,8 +99,10 @@ Result<ReceiveRequest> DecodeReceiveRequest(base::ByteSpan bytes) {
   return request;
 }
 
-Payload Encode(const transport::GroupAddress& address) {
+Payload Encode(const JoinGroup& request) {
+  const transport::GroupAddress& address = request.address;
   WireWriter writer;
+  writer.Put(request.number);
   writer.PutText(address.name);
   writer.PutText(address.host);
   writer.Put(address.port);
@@ -110,9 +112,11 @@ Payload Encode(const transport::GroupAddress& address) {
   return std::move(writer).Take();
 }
 
-Result<transport::GroupAddress> DecodeGroupAddress(base::ByteSpan bytes) {
+Result<JoinGroup> DecodeJoinGroup(base::ByteSpan bytes) {
   WireReader reader(bytes);
-  transport::GroupAddress address;
+  JoinGroup request;
+  request.number = reader.Take<std::uint64_t>();
+  transport::GroupAddress& address = request.address;
   address.name = reader.TakeText();
   address.host = reader.TakeText();
   address.port = reader.Take<std::uint16_t>();
@@ -120,7 +124,23 @@ Result<transport::GroupAddress> DecodeGroupAddress(base::ByteSpan bytes) {
   address.size = reader.Take<std::uint32_t>();
   address.backend = reader.TakeText();
   SYNCLINE_TRY(reader.status());
-  return address;
+  return request;
+}
+
+Payload Encode(const LeaveGroup& request) {
+  WireWriter writer;
+  writer.Put(request.number);
+  writer.PutText(request.name);
+  return std::move(writer).Take();
+}
+
+Result<LeaveGroup> DecodeLeaveGroup(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  LeaveGroup request;
+  request.number = reader.Take<std::uint64_t>();
+  request.name = reader.TakeText();
+  SYNCLINE_TRY(reader.status());
+  return request;
 }
 
 Payload Encode(const ReceiveGroup& request) {
@@ -151,6 +171,24 @@ Result<ReceiveGroup> DecodeReceiveGroup(base::ByteSpan bytes) {
         TakeEnum(reader, static_cast<std::uint8_t>(tensor::DtypeTable().size()), tensor.dtype));
     tensor.shape = reader.TakeArray<std::uint64_t>();
   }
+  SYNCLINE_TRY(reader.status());
+  return request;
+}
+
+Payload Encode(const ProducerRequest& request) {
+  WireWriter writer;
+  writer.Put(static_cast<std::uint8_t>(request.selector));
+  writer.PutText(request.endpoint);
+  writer.PutText(request.refusal);
+  return std::move(writer).Take();
+}
+
+Result<ProducerRequest> DecodeProducerRequest(base::ByteSpan bytes) {
+  WireReader reader(bytes);
+  ProducerRequest request;
+  SYNCLINE_TRY(TakeEnum(reader, kSelectors, request.selector));
+  request.endpoint = reader.TakeText();
+  request.refusal = reader.TakeText();
   SYNCLINE_TRY(reader.status());
   return request;
 }

@@ -5,24 +5,28 @@
 //   kind         sent as   payload                       answer
 //   kStage       work      text path                     Staged
 //   kReceive     work      ReceiveRequest                Staged
+//   kFromProducer    work      ProducerRequest               Staged
+//   kFinishProducer      work      text failure, or empty        none: the producer has been told
 //   kPrepare     work      PrepareRequest                Staged
 //   kOffer       work      none                          WindowInfo
 //   kOpen        work      none                          none
-//   kSeedOpen    work      GroupAddress                  u64: port
+//   kSeedOpen    work      JoinGroup without a number    u64: port
 //   kSeedWait    work      text name of the group        none
 //   kSeedSend    work      text name of the group        text: hash of what was sent
 //   kSeedReceive work      text name of the group        text: hash of what came
 //   kSeedClose   work      text name of the group        none
-//   kDrop        work      none                          texts: names of parameters that are lost
+//   kDrop        work      none                          texts: names of tensors that are lost
 //   kMayWrite    work      none                          u64: may an update write in place
+//   kRelease     work      none                          texts: names of tensors that are lost
+//   kResume      work      none                          texts: the same
 //   kSnapshot    work      CheckMessage                  none
 //   kPull        work      PullRequest                   PullOutcome
 //   kCancel      work      none                          none: work ends, for good
-//   kJoinGroup     work    GroupAddress                  none
-//   kLeaveGroup    work    text name                     none
+//   kJoinGroup     work    JoinGroup                     none
+//   kLeaveGroup    work    LeaveGroup                    none
 //   kReceiveGroup  work    ReceiveGroup                  none
 //   kForget        work    u64 ticket                    none: what came under it is not wanted
-//   kCommit      command   none                          texts: names of parameters that are lost
+//   kCommit      command   none                          texts: names of tensors that are lost
 //   kDeriveLive  command   none                          none
 //   kReset       command   CheckMessage                  none
 //   kPutBack     command   CheckMessage                  texts: names of parameters
@@ -43,6 +47,7 @@
 #include "engine/rank_messages.h"
 #include "transport/process_group.h"
 #include "update/group_tensors.h"
+#include "update/producer.h"
 #include "update/rank_weights.h"
 
 namespace syncline::update {
@@ -50,6 +55,8 @@ namespace syncline::update {
 enum RankMessage : std::uint32_t {
   kStage = engine::kFirstOther,
   kReceive,
+  kFromProducer,
+  kFinishProducer,
   kPrepare,
   kOffer,
   kOpen,
@@ -57,6 +64,8 @@ enum RankMessage : std::uint32_t {
   kSeedReceive,
   kDrop,
   kMayWrite,
+  kRelease,
+  kResume,
   kSnapshot,
   kPull,
   kCancel,
@@ -85,6 +94,17 @@ struct ReceiveRequest {
   base::ByteSpan message;    // of a decoded one: in what it was decoded from
 };
 
+// Groups of one name are told apart by numbers (transport/group_table.h).
+struct JoinGroup {
+  std::uint64_t number = 0;
+  transport::GroupAddress address;
+};
+
+struct LeaveGroup {
+  std::uint64_t number = 0;
+  std::string name;
+};
+
 struct ReceiveGroup {
   std::uint64_t ticket = 0;
   GroupTensors tensors;
@@ -111,10 +131,14 @@ Payload EncodeTexts(std::span<const std::string> texts);
 base::Result<std::vector<std::string>> DecodeTexts(base::ByteSpan bytes);
 Payload Encode(const ReceiveRequest& request);
 base::Result<ReceiveRequest> DecodeReceiveRequest(base::ByteSpan bytes);
-Payload Encode(const transport::GroupAddress& address);
-base::Result<transport::GroupAddress> DecodeGroupAddress(base::ByteSpan bytes);
+Payload Encode(const JoinGroup& request);
+base::Result<JoinGroup> DecodeJoinGroup(base::ByteSpan bytes);
+Payload Encode(const LeaveGroup& request);
+base::Result<LeaveGroup> DecodeLeaveGroup(base::ByteSpan bytes);
 Payload Encode(const ReceiveGroup& request);
 base::Result<ReceiveGroup> DecodeReceiveGroup(base::ByteSpan bytes);
+Payload Encode(const ProducerRequest& request);
+base::Result<ProducerRequest> DecodeProducerRequest(base::ByteSpan bytes);
 Payload Encode(const PrepareRequest& request);
 base::Result<PrepareRequest> DecodePrepareRequest(base::ByteSpan bytes);
 Payload Encode(const CheckMessage& message);

@@ -17,9 +17,10 @@
 //   2. Prepare: let it take no more; make ready what lies there.
 //   then
 //   5. Commit: copy over the live weights, with no forward running; or Drop.
-// Invariant: unless a group is written in place, the live bytes change only in 5, which cannot fail.
-// Who reads the live bytes outside of the computing thread (Digests, the checker) holds `live_` shared
-// and gives way to a commit within a piece of work; nobody reads them while `in_place_` is set.
+// Invariant: unless a group is written in place, the live bytes change only in 5, which cannot
+// fail. Who reads the live bytes outside of the computing thread (Digests, the checker) holds
+// `live_` shared and gives way to a commit within a piece of work; nobody reads them while
+// `in_place_` or `released_` is set.
 #include "update/rank_weights.h"
 
 #include <fmt/format.h>
@@ -308,8 +309,15 @@ Result<Staged> RankWeights::PrepareIn(Selector selector, bool whole) {
   std::string without;
   bool came = false;
   const Writing writing(*this);
-  for (OwnRunner* runner : Selected(selector)) {
+  for (const auto& runner : runners_) {
     Transaction& transaction = runner->transaction;
+    if (!Selects(selector, runner->role)) {
+      // What waits there goes on waiting.
+      for (const std::string& half : transaction.Halves()) {
+        staged.pending.push_back(runner->Prefixed(half));
+      }
+      continue;
+    }
     SYNCLINE_ASSIGN(const Transaction::Ready ready, transaction.Prepare(staging_pool_));
     for (const std::string& half : ready.halves) staged.pending.push_back(runner->Prefixed(half));
     staged.loaded = staged.loaded || ready.touched;
@@ -371,6 +379,44 @@ std::vector<std::string> RankWeights::Drop() {
   return Lost();
 }
 
+Result<std::vector<std::string>> RankWeights::Release() {
+  if (released_) return Lost();
+  EndReading();
+  const std::scoped_lock lock(live_);
+  if (!options_.backup_directory.empty()) {
+    std::vector<base::ByteSpan> weights;
+    for (const auto& runner : runners_) weights.push_back(runner->model.parameters().live_bytes());
+    SYNCLINE_ASSIGN(backup_, WeightsBackup::Write(files_, options_.backup_directory, options_.rank,
+                                                  weights, cancel_));
+  }
+  released_ = true;
+  for (const auto& runner : runners_) {
+    runner->model.parameters().Release();
+    if (!backup_) runner->transaction.LoseAll();
+  }
+  return Lost();
+}
+
+Result<std::vector<std::string>> RankWeights::Resume() {
+  if (!released_) return Lost();
+  const std::scoped_lock lock(live_);
+  const auto take = [&]() -> Status {
+    std::vector<base::MutableByteSpan> weights;
+    for (const auto& runner : runners_) {
+      SYNCLINE_TRY(runner->model.parameters().Resume());
+      weights.push_back(runner->model.parameters().live_bytes());
+    }
+    return backup_ ? backup_->Read(weights, cancel_) : Status();
+  };
+  if (const Status taken = take(); !taken) {
+    for (const auto& runner : runners_) runner->model.parameters().Release();
+    return base::Annotate(taken.error(), "the weights stay released");
+  }
+  backup_.reset();
+  released_ = false;
+  return Lost();
+}
+
 void RankWeights::DropAll() {
   if (window_) window_->Close();
   for (const auto& runner : runners_) runner->transaction.Drop(staging_pool_);
@@ -391,14 +437,17 @@ bool RankWeights::WritesInPlace() const {
       runners_, [](const auto& runner) { return runner->transaction.writes_in_place(); });
 }
 
-namespace {
-
-Status InPlace() { return Fail(Code::kOutOfOrder, "the weights are being written in place"); }
-
-}  // namespace
+Status RankWeights::Readable() const {
+  if (in_place_) return Fail(Code::kOutOfOrder, "the weights are being written in place");
+  if (!released_) return {};
+  return Fail(Code::kOutOfOrder, kWeightsReleased);
+}
 
 Result<std::vector<layout::OwnedPart>> RankWeights::ExportOwned(std::size_t tensor) const {
-  if (in_place_) return std::unexpected(InPlace().error());
+  // A release does not hold up the computing thread.
+  const std::shared_lock lock(live_, std::try_to_lock);
+  if (!lock) return Fail(Code::kOutOfOrder, "the weights are being written");
+  SYNCLINE_TRY(Readable());
   // The computing thread's own.
   base::ThreadPool pool(1);
   LoadLayout weights(target(), pool);
@@ -407,7 +456,7 @@ Result<std::vector<layout::OwnedPart>> RankWeights::ExportOwned(std::size_t tens
 
 Status RankWeights::Changed(const base::CancelToken& begun) const {
   if (cancel_.cancelled()) return Fail(Code::kCancelled, "cancelled");
-  if (in_place_) return InPlace();
+  SYNCLINE_TRY(Readable());
   if (!begun.cancelled()) return {};
   return Fail(Code::kOutOfOrder, "the weights changed while they were read");
 }
@@ -459,7 +508,7 @@ Status RankWeights::AddDigests(const OwnRunner& runner, const base::CancelToken&
 
 Status RankWeights::Snapshot(Selector selector) {
   const std::shared_lock lock(live_);
-  if (in_place_) return InPlace();
+  SYNCLINE_TRY(Readable());
   for (OwnRunner* runner : Selected(selector)) SYNCLINE_TRY(runner->checker->Snapshot());
   return {};
 }
@@ -522,7 +571,7 @@ std::vector<std::string> RankWeights::SkippedNames(Selector selector,
 Status RankWeights::Reset(Selector selector, const checker::CheckOptions& options) {
   EndReading();
   const std::scoped_lock lock(live_);
-  if (in_place_) return InPlace();
+  SYNCLINE_TRY(Readable());
   for (OwnRunner* runner : Selected(selector)) {
     SYNCLINE_ASSIGN(const std::vector<std::size_t> overwritten,
                     runner->checker->Reset(options, ++resets_));
@@ -538,7 +587,7 @@ Status RankWeights::Reset(Selector selector, const checker::CheckOptions& option
 Result<std::vector<std::string>> RankWeights::PutBack(Selector selector) {
   EndReading();
   const std::scoped_lock lock(live_);
-  if (in_place_) return std::unexpected(InPlace().error());
+  SYNCLINE_TRY(Readable());
   std::vector<std::string> names;
   for (OwnRunner* runner : Selected(selector)) {
     if (runner->scrambled.empty()) continue;

@@ -23,9 +23,13 @@
 #include "update/seeding.h"
 #include "update/selector.h"
 #include "update/transaction.h"
+#include "update/weights_backup.h"
 #include "update/window.h"
 
 namespace syncline::update {
+
+inline constexpr char kWeightsReleased[] =
+    "the memory of the weights is released: call /resume_memory_occupation (tags: weights) first";
 
 struct PullRequest {
   std::string source;   // store
@@ -49,7 +53,8 @@ struct Staged {
   // What the replica that it was read from holds: version and identity; empty for any other
   // directory. Ranks that read different versions must not be mixed.
   std::string held;
-  std::vector<std::string> pending;  // modules that wait for the rest (Transaction::Halves)
+  // Modules that wait for the rest (Transaction::Halves), of all runners.
+  std::vector<std::string> pending;
 };
 
 struct RankDigests {
@@ -74,7 +79,10 @@ class RankWeights {
   struct Options {
     std::string launch_path;  // version 0 of pulls
     std::uint32_t rank = 0;
-    std::uint64_t undo_memory = ~std::uint64_t{0};        // of each runner
+    std::uint64_t undo_memory = ~std::uint64_t{0};  // of each runner
+    // Directory of a file that keeps the weights while their memory is released; empty: they are
+    // lost.
+    std::string backup_directory;
     std::optional<transport::TransferEngineOptions> p2p;  // of Offer
   };
   // All must outlive it. The first runner is the target.
@@ -120,13 +128,21 @@ class RankWeights {
   // `selector` that got nothing although something came is kNotFound.
   base::Result<Staged> Prepare(Selector selector, bool whole);
 
-  // Computing thread. What is ready is live afterwards. Names the parameters that are lost (see
+  // Computing thread. What is ready is live afterwards. Names the tensors that are lost (see
   // Transaction::Lost), of all runners.
   std::vector<std::string> Commit();
   // Computing thread. Derives anew from the live weights: they may have been written by others.
   base::Status DeriveLive();
   // Forgets what came.
   std::vector<std::string> Drop();
+
+  // Gives the memory of all runners' weights back to the system. Only between updates, and no
+  // forward may run until Resume. Without a backup every tensor is lost from then on; with one a
+  // failure to write it changes nothing. Resume takes the memory again, with the backup's bytes;
+  // kNoSpace: it stays released. Either does nothing where it is done already. Both name what is
+  // lost, as Commit.
+  base::Result<std::vector<std::string>> Release();
+  base::Result<std::vector<std::string>> Resume();
 
   // Computing thread.
   base::Result<std::vector<layout::OwnedPart>> ExportOwned(std::size_t tensor) const;
@@ -174,6 +190,7 @@ class RankWeights {
   void DropAll();
   std::vector<std::string> Lost() const;
   bool WritesInPlace() const;
+  base::Status Readable() const;
   base::Status Changed(const base::CancelToken& begun) const;
   std::vector<OwnRunner*> Selected(Selector selector) const;
   template <typename Read>
@@ -193,8 +210,10 @@ class RankWeights {
   std::unique_ptr<Window> window_;  // null before Offer
   Seeding seeding_;
   std::uint64_t resets_ = 0;
-  std::atomic<bool> in_place_ = false;  // some live slots are in the load layout
-  mutable std::shared_mutex live_;      // held shared while live weights are read
+  std::atomic<bool> in_place_ = false;     // some live slots are in the load layout
+  std::atomic<bool> released_ = false;     // the live slots have no memory
+  std::unique_ptr<WeightsBackup> backup_;  // while released_; null: without one
+  mutable std::shared_mutex live_;         // held shared while live weights are read
   mutable std::mutex reading_mutex_;
   std::shared_ptr<base::CancelToken> reading_;  // of the live weights: cancelled when they go
 };

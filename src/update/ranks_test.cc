@@ -58,7 +58,10 @@ class PartModel : public model::Model {
   const layout::Plan& plan() const override { return plan_; }
   model::Parameters& parameters() override { return *parameters_; }
   std::uint64_t KvBytesPerToken() const override { return 4; }
-  Status ReserveKv(std::uint32_t) override { return {}; }
+  Status ReserveKv(std::uint32_t count) override {
+    blocks = count;
+    return {};
+  }
   Status Derive(std::span<const base::MutableByteSpan> memory) override {
     std::byte sum{0};
     for (std::size_t i = 0; i + 1 < memory.size(); ++i) sum ^= memory[i][0];
@@ -75,6 +78,7 @@ class PartModel : public model::Model {
     return parameters_->live()[plan_.FindParameter(parameter)][0];
   }
   std::atomic<std::uint64_t> steps = 0;
+  std::atomic<std::uint32_t> blocks = 0;
 
  private:
   model::ModelConfig config_;
@@ -110,17 +114,19 @@ std::vector<tensor::TensorView> Views(
 // One of the ranks that follow.
 class Rank {
  public:
-  Rank(std::uint32_t rank, std::uint16_t port, const std::string& launch)
+  Rank(std::uint32_t rank, std::uint16_t port, const std::string& launch,
+       const std::string& backup = "")
       : files(FileSystem::Posix()), model(rank) {
-    thread_ = std::thread([this, rank, port, launch] {
+    thread_ = std::thread([this, rank, port, launch, backup] {
       auto joined = ranks::Follower::Join(
           {.leader = {"127.0.0.1", port},
            .group = {.rank = rank, .size = kRanks, .node_rank = rank / 2, .nodes = 2}});
       ASSERT_OK(joined);
       follower_ = *std::move(joined);
-      auto weights =
-          FollowingWeights::Create(files, {{.role = "", .model = &model}}, *follower_,
-                                   {.launch_path = launch, .rank = rank}, std::chrono::seconds(20));
+      auto weights = FollowingWeights::Create(
+          files, {{.role = "", .model = &model}}, *follower_,
+          {.launch_path = launch, .rank = rank, .backup_directory = backup},
+          std::chrono::seconds(20));
       joined_.count_down();
       // Why it ended is what the tests look at on rank 0.
       std::ignore = engine::FollowCommands(*follower_, model, [&](ranks::Message message) {
@@ -155,7 +161,7 @@ class RanksTest : public testing::Test {
     ASSERT_OK_AND_ASSIGN(
         leader_, ranks::Leader::Listen({.listen = {"127.0.0.1", 0}, .size = kRanks, .nodes = 2}));
     for (std::uint32_t rank = 1; rank < kRanks; ++rank) {
-      ranks_.push_back(std::make_unique<Rank>(rank, leader_->port(), Path("v1")));
+      ranks_.push_back(std::make_unique<Rank>(rank, leader_->port(), Path("v1"), backup_));
     }
     ASSERT_OK(leader_->Join());
     auto own = std::make_unique<PartModel>(0);
@@ -163,9 +169,11 @@ class RanksTest : public testing::Test {
     model_ = engine::MakeRankedModel(std::move(own), *leader_);
     ASSERT_OK_AND_ASSIGN(
         engine_, engine::Engine::Start({.kv_cache_bytes = 1 << 16}, *model_, vocabulary_, {}, "v"));
-    weights_ =
-        Weights::Create(FileSystem::Posix(), *engine_, *model_,
-                        {.launch_path = Path("v1"), .leader = leader_.get(), .host = "node0"});
+    weights_ = Weights::Create(FileSystem::Posix(), *engine_, *model_,
+                               {.launch_path = Path("v1"),
+                                .leader = leader_.get(),
+                                .host = "node0",
+                                .backup_directory = backup_});
     ASSERT_OK(Update("v1"));
   }
 
@@ -210,6 +218,12 @@ class RanksTest : public testing::Test {
   Result<UpdateReport> Send(TensorUpdate update) {
     return WaitFor<Result<UpdateReport>>(
         [&](auto done) { weights_->FromTensors(std::move(update), std::move(done)); });
+  }
+  Status Release(MemoryParts parts) {
+    return WaitFor<Status>([&](auto done) { weights_->ReleaseMemory(parts, std::move(done)); });
+  }
+  Status Resume(MemoryParts parts) {
+    return WaitFor<Status>([&](auto done) { weights_->ResumeMemory(parts, std::move(done)); });
   }
   Result<CheckReport> Check(CheckRequest::Action action) {
     return WaitFor<Result<CheckReport>>(
@@ -265,6 +279,7 @@ class RanksTest : public testing::Test {
   }
 
   base::TempDir directory_;
+  std::string backup_;  // where ranks keep released weights; empty: nowhere
   text::Vocabulary vocabulary_;
   std::unique_ptr<ranks::Leader> leader_;
   std::vector<std::unique_ptr<Rank>> ranks_;
@@ -306,6 +321,53 @@ TEST_F(RanksTest, BR36TheSlowRankDelaysEverybody) {
   go_on.set_value();
   ASSERT_OK(update.get());
   ExpectServed(2);
+}
+
+TEST_F(RanksTest, ReleasedMemoryComesBackOnAllRanks) {
+  constexpr MemoryParts kAll = {.kv_cache = true, .weights = true};
+  ASSERT_OK(Release(kAll));
+  for (const auto& rank : ranks_) EXPECT_EQ(rank->model.blocks, 0U);
+  EXPECT_ERROR(Digests(), Code::kOutOfOrder, "released");
+  EXPECT_ERROR(Update("v2"), Code::kOutOfOrder, "released");
+  ASSERT_OK(Resume(kAll));
+  for (const auto& rank : ranks_) EXPECT_GT(rank->model.blocks, 0U);
+  ASSERT_TRUE(weights_->session().incomplete);
+  EXPECT_THAT(*weights_->session().incomplete,
+              testing::HasSubstr("4 tensors must be sent again: columns, heads, rows"));
+  for (const auto& rank : ranks_) EXPECT_EQ(rank->model.first("rows"), std::byte{0});
+  ASSERT_OK(Update("v2"));
+  ExpectServed(2);
+  EXPECT_EQ(Generate(5).tokens.size(), 5U);
+}
+
+class RanksWithBackupTest : public RanksTest {
+ protected:
+  void SetUp() override {
+    backup_ = directory_.path();
+    RanksTest::SetUp();
+  }
+};
+
+TEST_F(RanksWithBackupTest, WhereOneRankFailsToReleaseNoneHas) {
+  ranks_[1]->files.FailNth("write", "syncline-weights", 0, {Code::kNoSpace, "the disk is full"});
+  const Status failed = Release({.weights = true});
+  EXPECT_ERROR(failed, Code::kNoSpace, "rank 2 (host 127.0.0.1");
+  EXPECT_ERROR(failed, Code::kNoSpace, "the disk is full");
+  EXPECT_FALSE(weights_->session().released.weights);
+  ExpectServed(1);
+  EXPECT_EQ(Generate(5).tokens.size(), 5U);
+}
+
+TEST_F(RanksWithBackupTest, WhereOneRankFailsToResumeAllStayReleased) {
+  ASSERT_OK(Release({.weights = true}));
+  ranks_[1]->files.FailNth("read", "syncline-weights", 0, {Code::kIo, "the disk is broken"});
+  EXPECT_ERROR(Resume({.weights = true}), Code::kIo, "rank 2 (host 127.0.0.1");
+  EXPECT_TRUE(weights_->session().released.weights);
+  for (const auto& rank : ranks_) EXPECT_EQ(rank->model.first("rows"), std::byte{0});
+  ASSERT_OK(Resume({.weights = true}));
+  EXPECT_FALSE(weights_->session().incomplete);
+  ExpectServed(1);
+  EXPECT_EQ(Generate(5).tokens.size(), 5U);
 }
 
 // BR-42: round trips do not grow with the number of tensors.

@@ -45,7 +45,9 @@ Result<std::vector<std::uint16_t>> Seeds::Open(const SeedGroups& groups) const {
             .backend = groups.backend};
   };
   std::vector<Payload> messages;
-  for (std::size_t rank = 1; rank < ranks; ++rank) messages.push_back(Encode(address(rank)));
+  for (std::size_t rank = 1; rank < ranks; ++rank) {
+    messages.push_back(Encode(JoinGroup{.address = address(rank)}));
+  }
   std::vector<std::future<Answers>> asked = others_.AskEach(kSeedOpen, std::move(messages));
   const Result<std::uint16_t> own = own_.seeding().Open(address(0), 0);
   Status all;

@@ -421,6 +421,22 @@ TEST_F(SessionsTest, APairMayComeInTwoUpdates) {
   EXPECT_EQ(draft_.State(), before);
 }
 
+// An update of other runners does not let the engine go on meanwhile.
+TEST_F(SessionsTest, AHalfOfARunnerThatIsNotSelectedGoesOnWaiting) {
+  MakeWithDraft({.undo_memory = 0});
+  ASSERT_OK_AND_ASSIGN(UpdateReport report, Send(OfDraft({"d.q.weight"}, 5)));
+  ASSERT_EQ(report.pending.size(), 1U);
+  TensorUpdate other = One("a.weight", 3);
+  other.selector = Selector::kTarget;
+  ASSERT_OK_AND_ASSIGN(report, Send(std::move(other)));
+  EXPECT_THAT(report.pending, ElementsAre("draft.d.q: weight has come without weight_scale_inv"));
+  EXPECT_EQ(weights_->session().pending, report.pending);
+  EXPECT_EQ(engine_->stats().hold, Hold::kWait);
+  ASSERT_OK_AND_ASSIGN(report, Send(OfDraft({"d.q.weight_scale_inv"}, 5)));
+  EXPECT_EQ(engine_->stats().hold, Hold::kNone);
+  ExpectServed(3, 2, "v0");
+}
+
 // ---- failures ----
 
 // At every tensor of an update: the old bytes and version stay, of all runners, and the next update
@@ -504,7 +520,7 @@ TEST_F(SessionsTest, BR34AFailureInPlaceRefusesToGenerateUntilAllHasComeAnew) {
   ASSERT_OK(Send(One("a.weight", 3)));
   ASSERT_OK(End(/*abort=*/true));
   ASSERT_TRUE(weights_->session().incomplete);
-  EXPECT_THAT(*weights_->session().incomplete, HasSubstr("ab.weight"));
+  EXPECT_THAT(*weights_->session().incomplete, HasSubstr("a.weight, b.weight"));
   engine::Client client;
   EXPECT_ERROR(engine_->Submit(MakeRequest("refused", {4, 5}, 3), client.sink()),
                Code::kUnavailable, "incomplete update");
@@ -546,6 +562,29 @@ TEST_F(SessionsTest, AFlushOverResidentRequestsIsRefusedBeforeAnythingIsDone) {
   EXPECT_EQ(Live(0), std::byte{3});
   Allow(1000);
   ASSERT_OK(Continue());
+  EXPECT_EQ(client.Wait().tokens.size(), 8U);
+}
+
+// Generation has been continued since, but a half holds the engine.
+TEST_F(SessionsTest, AFlushOverRequestsThatAHalfHoldsUpDropsNothing) {
+  MakeWithDraft();
+  HoldSteps();
+  engine::Client client;
+  ASSERT_OK(engine_->Submit(MakeRequest("a", {7}, 8), client.sink()));
+  Allow(2);
+  client.WaitForTokens(2);
+  WaitForHeldStep();
+  PauseHeld(engine::PauseMode::kInPlace);
+  TensorUpdate half = OfDraft({"d.q.weight"}, 5);
+  half.flush_cache = false;
+  ASSERT_OK(Send(std::move(half)));
+  ASSERT_OK(Continue());
+  EXPECT_ERROR(Send(OfDraft({"d.q.weight_scale_inv"}, 5)), Code::kOutOfOrder, "flush_cache=false");
+  EXPECT_EQ(weights_->session().pending.size(), 1U);
+  TensorUpdate rest = OfDraft({"d.q.weight_scale_inv"}, 5);
+  rest.flush_cache = false;
+  Allow(1000);
+  ASSERT_OK(Send(std::move(rest)));
   EXPECT_EQ(client.Wait().tokens.size(), 8U);
 }
 

@@ -82,6 +82,16 @@ void Transaction::MakeGroups() {
   }
 }
 
+// Each once.
+std::vector<std::size_t> Transaction::TensorsOf(const Group& group) const {
+  std::set<std::size_t> tensors;
+  for (const std::size_t parameter : group.parameters) {
+    const auto& own = intake_.TensorsOf(parameter);
+    tensors.insert(own.begin(), own.end());
+  }
+  return {tensors.begin(), tensors.end()};
+}
+
 bool Transaction::may_write_in_place() const { return all_bytes_ > undo_memory_; }
 
 Result<std::vector<Claim>> Transaction::Find(std::span<const Arrival> message, bool direct) const {
@@ -400,9 +410,10 @@ std::vector<std::size_t> Transaction::Commit(base::ThreadPool& pool) {
   in_place_ = false;
   for (Group& group : groups_) {
     if (group.prepared) {
-      if (group.open) group.lost = false;
+      std::erase_if(group.lost, [&](std::size_t tensor) { return intake_.Came(tensor); });
+      if (group.open && (!group.gone || group.changed)) group.lost.clear();
+      group.gone = group.gone && !group.lost.empty();
       if (group.changed || IsComplete(group)) {
-        group.lost = false;
         whole.insert(whole.end(), group.parameters.begin(), group.parameters.end());
       }
       Leave(group);
@@ -420,21 +431,26 @@ void Transaction::Drop(base::ThreadPool& pool) {
       const bool written =
           !group.open || (group.prepared ? group.changed : HashOf(group) != group.before);
       if (!group.prepared) Process(group, pool);
-      group.lost = group.lost || written;
+      if (written) group.lost = TensorsOf(group);
     }
     Leave(group);
   }
   in_place_ = false;
 }
 
-std::vector<std::string> Transaction::Lost() const {
-  std::vector<std::string> names;
-  for (const Group& group : groups_) {
-    if (!group.lost) continue;
-    for (const std::size_t parameter : group.parameters) {
-      names.push_back(model_.plan().parameters()[parameter].name);
-    }
+void Transaction::LoseAll() {
+  for (Group& group : groups_) {
+    group.lost = TensorsOf(group);
+    group.gone = true;
   }
+}
+
+std::vector<std::string> Transaction::Lost() const {
+  std::set<std::size_t> tensors;  // a tensor may lie in several groups
+  for (const Group& group : groups_) tensors.insert(group.lost.begin(), group.lost.end());
+  std::vector<std::string> names;
+  names.reserve(tensors.size());
+  for (const std::size_t tensor : tensors) names.push_back(model_.plan().tensors()[tensor].name);
   return names;
 }
 

@@ -96,8 +96,11 @@ class Transaction {
   std::vector<std::size_t> Commit(base::ThreadPool& pool);
   void Drop(base::ThreadPool& pool);
 
-  // Parameters that are lost: written in place, and dropped or failed since. They stay so until
-  // they have been written completely, or were open for a writer who ended well.
+  // With nothing under way: the live bytes are gone, so every tensor is lost.
+  void LoseAll();
+  // Checkpoint tensors that are lost: they lie in what was written in place, and dropped or failed
+  // since, or all are gone. Each stays so until it has been written again, or was open for a writer
+  // who ended well (and, where all were gone, has changed).
   std::vector<std::string> Lost() const;
 
   const layout::IntakeReport& report() const { return intake_.report(); }
@@ -110,13 +113,15 @@ class Transaction {
     std::uint64_t bytes = 0;                          // of its slots
     Place place = Place::kUntouched;
     bool prepared = false;
-    bool lost = false;
-    bool open = false;     // others write into it
-    bool changed = false;  // of an open one that is prepared
-    std::string before;    // of an open one in place: hash of its load layout
+    std::vector<std::size_t> lost;  // tensors
+    bool gone = false;              // lost by LoseAll
+    bool open = false;              // others write into it
+    bool changed = false;           // of an open one that is prepared
+    std::string before;             // of an open one in place: hash of its load layout
   };
 
   void MakeGroups();
+  std::vector<std::size_t> TensorsOf(const Group& group) const;
   base::Status Reserve(std::span<const std::size_t> parameters);
   base::Status Touch(std::size_t group, base::ThreadPool& pool, bool restore);
   base::Status Stage(Group& group);

@@ -382,16 +382,39 @@ TEST(Transaction, WhatWasWrittenInPlaceAndDroppedIsLostUntilItIsWrittenAnew) {
   updated.transaction.Drop(updated.pool);
   EXPECT_FALSE(updated.transaction.writes_in_place());
   EXPECT_THAT(updated.transaction.Lost(),
-              testing::ElementsAre("abc", "qk.weight", "qk.weight_scale_inv"));
+              testing::ElementsAre("a", "b", "c", "q.weight", "q.weight_scale_inv", "k.weight",
+                                   "k.weight_scale_inv"));
   ASSERT_OK(updated.Send({updated.Tensor("a"), updated.Tensor("b")}, a));
   ASSERT_OK(updated.Finish());
-  EXPECT_EQ(updated.transaction.Lost().size(), 3U);  // c may be of any version
+  EXPECT_EQ(updated.transaction.Lost().size(), 5U);  // c may be of any version
   std::vector<std::size_t> all(a.size());
   std::iota(all.begin(), all.end(), std::size_t{0});
   ASSERT_OK(updated.Send(all, a));
   ASSERT_OK(updated.Finish());
   EXPECT_TRUE(updated.transaction.Lost().empty());
   EXPECT_EQ(updated.model.State(), ColdState(a));
+}
+
+// Whatever is lost comes back tensor by tensor, over any number of updates.
+RC_GTEST_PROP(Transactions, WhatIsLostComesBackPieceByPiece, ()) {
+  Updated updated(*rc::gen::element(kUnlimited, kSome, std::uint64_t{0}));
+  updated.model.Load(updated.model.RandomWeights(*rc::gen::arbitrary<std::uint32_t>()));
+  updated.model.parameters().Release();
+  RC_ASSERT(updated.model.parameters().Resume());
+  updated.transaction.LoseAll();
+  const Weights next = updated.model.RandomWeights(*rc::gen::arbitrary<std::uint32_t>());
+  std::size_t left = next.size();
+  std::vector<std::vector<std::size_t>> modules = Modules(updated.model);
+  std::mt19937_64 random(*rc::gen::arbitrary<std::uint32_t>());
+  std::ranges::shuffle(modules, random);
+  for (const std::vector<std::size_t>& module : modules) {
+    RC_ASSERT(updated.transaction.Lost().size() == left);
+    RC_ASSERT(updated.Send(module, next));
+    RC_ASSERT(updated.Finish());
+    left -= module.size();
+  }
+  RC_ASSERT(updated.transaction.Lost().empty());
+  RC_ASSERT(updated.model.State() == ColdState(next));
 }
 
 TEST(Transaction, UndoMemoryBoundsWhatIsStaged) {

@@ -8,14 +8,16 @@
 //             2. exclusively: "commit" in the order of commands, commit here, wait for all; label
 //                and path follow in the same instant;
 //             3. the engine goes on.
-// An update outside a session is the same for one message; a checkpoint is one message too. Where the
+// An update outside a session is the same for one message; a checkpoint is one message too. So is
+// all that the producers of checkpoint-engine send, one to each rank; the end of each is answered
+// when the update is live everywhere or has failed (in a session: when every rank has it). Where the
 // parameters are offered to trainers that write straight into them, the memory of the update is open for
 // them from begin to end (window.h), with the live weights in it.
 //
 // Invariants: between two steps all ranks hold the live bytes of the same version, because a step
 // and a commit are in one order on all of them. What failed before 2 has changed nothing that is
 // live, but what was written in place: then the engine refuses to generate until that has been
-// written anew.
+// written anew. So it does with weights that were released (memory.cc).
 #include "update/updates.h"
 
 #include <fmt/format.h>
@@ -60,10 +62,10 @@ UpdateReport ReportOf(const Staged& staged) {
 
 }  // namespace
 
-Updates::Updates(Engine& engine, RankWeights& own, RankGroups& groups, const Others& others,
-                 const Weights::Options& options)
+Updates::Updates(Engine& engine, RankWeights& own, RankGroups& groups, RankProducer& producer,
+                 const Others& others, const Weights::Options& options)
     : engine_(engine),
-      ranks_(own, groups, others, options.host),
+      ranks_(own, groups, producer, others, options.host),
       options_(options),
       model_path_(options.launch_path) {}
 
@@ -117,39 +119,64 @@ Status Updates::Undo() {
   return Settle(std::move(lost), {});
 }
 
-// Lets the engine go on, unless something is lost or waits, or a session is writing in place.
+std::optional<std::string> Updates::WhyIncomplete() const {
+  if (lost_.empty()) return std::nullopt;
+  const std::string names = layout::FirstNamesText(lost_);
+  if (!discarded_) {
+    return fmt::format(
+        "incomplete update: {} tensors lie in what an update that failed has written, and must be "
+        "written anew: {}",
+        lost_.size(), names);
+  }
+  return fmt::format(
+      "incomplete update: the weights were released{}, and {} tensors must be sent again: {}",
+      state().released.weights ? " and not resumed yet" : "", lost_.size(), names);
+}
+
+Hold Updates::HoldNow() const {
+  const SessionState now = state();
+  // Who released the weights is about to send new ones; those who wait for them may.
+  if (now.incomplete) return discarded_ ? Hold::kShut : Hold::kRefuse;
+  if (now.awaiting) return Hold::kRefuse;
+  const bool released = now.released.kv_cache || now.released.weights;
+  if (!now.pending.empty() || released) return Hold::kWait;
+  // A session that may write in place keeps the engine held until its end.
+  const bool writes = now.open && sync_base_ && ranks_.known_to_write_in_place();
+  return held_ && writes ? Hold::kWait : Hold::kNone;
+}
+
+// Lets the engine go on, unless something is lost, released or waits, or a session is writing in
+// place.
 Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::string>& pending) {
   // Ranks lose the same parameters, each its part.
   std::ranges::sort(lost);
   const auto twice = std::ranges::unique(lost);
   lost.erase(twice.begin(), twice.end());
   lost_ = std::move(lost);
-  std::optional<std::string> incomplete;
-  if (!lost_.empty()) {
-    incomplete = fmt::format(
-        "incomplete update: {} parameters hold parts of an update that failed, and must be "
-        "written anew: {}",
-        lost_.size(), layout::FirstNamesText(lost_));
-  }
+  discarded_ = discarded_ && !lost_.empty();
+  const std::optional<std::string> incomplete = WhyIncomplete();
   ChangeState([&](SessionState& state) {
     state.incomplete = incomplete;
     state.pending = pending;
   });
-  // A session that may write in place keeps the engine held until its end.
-  const bool writes = state().open && sync_base_ && ranks_.known_to_write_in_place();
-  Hold hold = held_ && writes ? Hold::kWait : Hold::kNone;
-  if (!pending.empty()) hold = Hold::kWait;
-  if (incomplete) hold = Hold::kRefuse;
+  const bool awaiting = state().awaiting;
+  const Hold hold = HoldNow();
   if (hold == Hold::kNone && !held_) return {};
   held_ = hold != Hold::kNone;
-  return WaitFor(
-      [&](Engine::Done done) { engine_.SetHold(hold, incomplete.value_or(""), std::move(done)); });
+  const std::string reason = incomplete.value_or(
+      awaiting ? "the engine waits for its first weights, as it was started to do" : "");
+  return WaitFor([&](Engine::Done done) { engine_.SetHold(hold, reason, std::move(done)); });
+}
+
+Status Updates::AwaitWeights() {
+  ChangeState([](SessionState& state) { state.awaiting = true; });
+  return Settle({}, {});
 }
 
 // `derive_only`: nothing came; who wrote past us relies on it.
 Status Updates::Commit(const Engine::ExclusiveOptions& options, bool derive_only,
                        const std::optional<std::string>& path) {
-  return ExclusiveWork(options, [&]() -> Status {
+  SYNCLINE_TRY(ExclusiveWork(options, [&]() -> Status {
     if (derive_only) return ranks_.DeriveLive();
     SYNCLINE_ASSIGN(lost_, ranks_.Commit());
     if (path) {
@@ -157,20 +184,30 @@ Status Updates::Commit(const Engine::ExclusiveOptions& options, bool derive_only
       model_path_ = *path;
     }
     return {};
-  });
+  }));
+  ChangeState([](SessionState& state) { state.awaiting = false; });
+  return {};
 }
 
 // Said before anything is done; the engine looks again when it counts.
 Status Updates::CheckFlush(bool flush) const {
   const engine::Stats stats = engine_.stats();
-  if (!flush || !stats.paused || stats.running == 0) return {};
+  // One that is held after a pause may still hold what was paused in place.
+  const bool still = stats.paused || stats.hold != Hold::kNone;
+  if (!flush || !still || stats.running == 0) return {};
   return engine::FlushRefused(stats.running);
+}
+
+Status Updates::CheckMemory() const {
+  if (!state().released.weights) return {};
+  return Fail(Code::kOutOfOrder, kWeightsReleased);
 }
 
 // ---- checkpoints ----
 
 Result<UpdateReport> Updates::FromDisk(const DiskUpdate& update) {
   Touch();
+  SYNCLINE_TRY(CheckMemory());
   SYNCLINE_TRY(CheckFlush(update.flush_cache));
   SYNCLINE_ASSIGN(const bool in_place, ranks_.MayWriteInPlace());
   const Clock::time_point begin = Clock::now();
@@ -234,6 +271,7 @@ Status Updates::OpenForWrites() {
 Status Updates::Begin(const BeginRequest& request) {
   Touch();
   if (options_.sessions == SessionRule::kIgnored) return {};
+  SYNCLINE_TRY(CheckMemory());
   const SessionState now = state();
   if (now.open && (now.selector != request.selector || sync_base_ != request.sync_base)) {
     return Fail(Code::kOutOfOrder,
@@ -340,7 +378,7 @@ void Updates::Expire(std::chrono::milliseconds silence) {
 
 Status Updates::CheckPayloads(const TensorUpdate& update) const {
   const std::size_t count = update.payloads.size();
-  if (update.ticket != 0 || count == ranks_.size()) return {};
+  if (update.ticket != 0 || !update.endpoints.empty() || count == ranks_.size()) return {};
   if (count == 1 && update.format == payload::Format::kSafetensors) return {};
   return Fail(Code::kInvalidArgument,
               fmt::format("serialized_named_tensors has {} elements, expected one for each of the "
@@ -350,9 +388,10 @@ Status Updates::CheckPayloads(const TensorUpdate& update) const {
 
 // The selector of an update: that of the session, if it names none.
 Result<Selector> Updates::CheckSession(const TensorUpdate& update) const {
+  SYNCLINE_TRY(CheckMemory());
   const SessionState now = state();
   if (!now.open) {
-    if (options_.sessions != SessionRule::kRequired)
+    if (options_.sessions != SessionRule::kRequired || !update.endpoints.empty())
       return update.selector.value_or(Selector::kAll);
     return Fail(Code::kOutOfOrder,
                 update.route + " must run between begin_weight_update() and end_weight_update()");
@@ -373,11 +412,33 @@ Result<Selector> Updates::CheckSession(const TensorUpdate& update) const {
                           Name(selector), Name(now.selector)));
 }
 
-Result<UpdateReport> Updates::FromTensors(const TensorUpdate& update) {
-  Touch();
+Result<Selector> Updates::Check(const TensorUpdate& update) const {
   SYNCLINE_ASSIGN(const Selector selector, CheckSession(update));
   SYNCLINE_TRY(CheckPayloads(update));
   SYNCLINE_TRY(CheckFlush(update.flush_cache));
+  return selector;
+}
+
+Result<UpdateReport> Updates::FromProducers(const TensorUpdate& update) {
+  if (update.endpoints.size() != ranks_.size()) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("{} endpoints for {} ranks", update.endpoints.size(), ranks_.size()));
+  }
+  // A producer waits for an engine until one comes.
+  if (const Result<Selector> checked = Check(update); !checked) {
+    static_cast<void>(
+        ranks_.ReceiveFromProducers(update.endpoints, Selector::kAll, checked.error().message));
+    ranks_.FinishProducers(checked.error().message);
+    return std::unexpected(checked.error());
+  }
+  Result<UpdateReport> report = FromTensors(update);
+  ranks_.FinishProducers(report ? "" : report.error().message);
+  return report;
+}
+
+Result<UpdateReport> Updates::FromTensors(const TensorUpdate& update) {
+  Touch();
+  SYNCLINE_ASSIGN(const Selector selector, Check(update));
   if (!state().open) return ApplyOne(update, selector);
   const Clock::time_point begin = Clock::now();
   const Result<Staged> staged = ranks_.Receive(update, selector);
@@ -419,9 +480,12 @@ Result<UpdateReport> Updates::ApplyOne(const TensorUpdate& update, Selector sele
   }
   report.stage_seconds = SecondsSince(begin);
   const Clock::time_point commit = Clock::now();
-  const Status done = Commit({.flush = update.flush_cache, .label = update.weight_version},
-                             /*derive_only=*/false, std::nullopt);
+  Engine::ExclusiveOptions options = {.flush = update.flush_cache, .label = update.weight_version};
+  // In the same instant: what began in between would hold its cache while it waits.
+  if (!report.pending.empty()) options.hold = Hold::kWait;
+  const Status done = Commit(options, /*derive_only=*/false, std::nullopt);
   if (!done) return undo(done.error());
+  held_ = held_ || options.hold.has_value();
   report.apply_seconds = SecondsSince(commit);
   SYNCLINE_TRY(Settle(lost_, report.pending));
   return report;

@@ -10,10 +10,12 @@
 #include <mutex>
 #include <thread>
 
+#include "base/log.h"
 #include "base/task_threads.h"
 #include "base/worker.h"
 #include "model/model.h"
 #include "update/others.h"
+#include "update/producer.h"
 #include "update/rank_protocol.h"
 #include "update/readings.h"
 #include "update/seeds.h"
@@ -43,6 +45,7 @@ class LiveWeights : public Weights {
         own_(files, AllRunners(model, options_.drafts),
              {.launch_path = options_.launch_path,
               .undo_memory = options_.undo_memory,
+              .backup_directory = options_.backup_directory,
               .p2p = options_.p2p},
              cancel_),
         engine_(engine),
@@ -50,8 +53,14 @@ class LiveWeights : public Weights {
         own_groups_({.timeout = options_.transfer_timeout, .most_bytes = own_.most_message_bytes()},
                     cancel_),
         groups_(own_groups_, others_, options_.host),
-        changes_(engine, own_, own_groups_, others_, options_),
+        producer_(own_, options_.transfer_timeout, cancel_),
+        changes_(engine, own_, own_groups_, producer_, others_, options_),
         readings_(files, engine, plan_, own_, others_, cancel_, options_.launch_path) {
+    if (options_.await_weights) {
+      if (const Status held = changes_.AwaitWeights(); !held) {
+        base::Log(base::LogLevel::kError, held.error().message);
+      }
+    }
     if (options_.session_timeout.count() > 0) {
       watch_ = std::jthread([this](const std::stop_token& stop) { Watch(stop); });
     }
@@ -73,7 +82,10 @@ class LiveWeights : public Weights {
   }
   void FromTensors(TensorUpdate update, Updated done) override {
     updates_.Post([this, update = std::move(update), done = std::move(done)] {
-      done(Run([&] { return changes_.FromTensors(update); }));
+      done(Run([&] {
+        return update.endpoints.empty() ? changes_.FromTensors(update)
+                                        : changes_.FromProducers(update);
+      }));
     });
   }
   void Begin(BeginRequest request, std::function<void(Status)> done) override {
@@ -139,6 +151,17 @@ class LiveWeights : public Weights {
   }
   SessionState session() const override { return changes_.state(); }
 
+  void ReleaseMemory(MemoryParts parts, std::function<void(Status)> done) override {
+    updates_.Post([this, parts, done = std::move(done)] {
+      done(Run([&] { return changes_.ReleaseMemory(parts); }));
+    });
+  }
+  void ResumeMemory(MemoryParts parts, std::function<void(Status)> done) override {
+    updates_.Post([this, parts, done = std::move(done)] {
+      done(Run([&] { return changes_.ResumeMemory(parts); }));
+    });
+  }
+
   void Pull(PullRequest request, std::function<void(std::vector<HostPull>)> done) override {
     pulls_.Post([this, request = std::move(request), done = std::move(done)] {
       done(PullEverywhere(request));
@@ -194,6 +217,7 @@ class LiveWeights : public Weights {
   const Seeds seeds_;
   RankGroups own_groups_;
   Groups groups_;
+  RankProducer producer_;
   Updates changes_;
   Readings readings_;
   mutable std::mutex mutex_;

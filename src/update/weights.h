@@ -67,6 +67,12 @@ struct EndRequest {
   bool abort = false;  // undo all of it
 };
 
+// Memory that can be given back to the system.
+struct MemoryParts {
+  bool kv_cache = false;
+  bool weights = false;
+};
+
 struct SessionState {
   bool open = false;
   Selector selector = Selector::kAll;
@@ -76,8 +82,12 @@ struct SessionState {
   std::optional<std::string> failure;         // the end will undo the session, for this reason
   // Outside a session: what waits for the rest of its pair. Nothing is generated meanwhile.
   std::vector<std::string> pending;
-  // The engine holds no whole version (an update in place failed): it refuses to generate.
+  // The engine holds no whole version (an update in place failed, or the weights were released and
+  // have not all come since): it refuses to generate.
   std::optional<std::string> incomplete;
+  MemoryParts released;
+  // The engine was started to wait for weights, and none have come: it refuses to generate.
+  bool awaiting = false;
 };
 
 struct TensorUpdate {
@@ -85,6 +95,8 @@ struct TensorUpdate {
   std::vector<std::vector<std::byte>> payloads;
   // Not 0: there are no payloads, the tensors came another way (groups.h) and lie on every rank.
   std::uint64_t ticket = 0;
+  // Not empty: no payloads; producers of checkpoint-engine send the tensors over these, by rank.
+  std::vector<std::string> endpoints;
   std::string route = "update_weights_from_tensor";  // for messages
   payload::Format format = payload::Format::kPlain;
   bool direct = false;  // names are those of the engine's parameters, in their load layout
@@ -182,6 +194,7 @@ class Weights {
     std::string host = "localhost";   // what this host is called in replies
     std::vector<Runner> drafts;       // updated beside the model; the same on all ranks
     SessionRule sessions = SessionRule::kOptional;
+    bool await_weights = false;  // generates nothing before the first update
     // Of each rank and runner: bytes that the second arena may hold. What goes beyond is written in
     // place. 0: everything is.
     std::uint64_t undo_memory = ~std::uint64_t{0};
@@ -189,7 +202,9 @@ class Weights {
     // Trainers may write straight into the target's parameters in sessions (Offer); the transfer engine
     // of this rank.
     std::optional<transport::TransferEngineOptions> p2p;
-    // Of joining a group of processes, and of each transfer over it.
+    // As RankWeights::Options::backup_directory.
+    std::string backup_directory;
+    // Of joining a group of processes, of each transfer over it, and of each message of a producer.
     std::chrono::milliseconds transfer_timeout = std::chrono::seconds(300);
   };
   // All must outlive it.
@@ -245,6 +260,16 @@ class Weights {
   // Sets the label; in a session, at its end. Says which label now holds or will hold.
   virtual void SetVersion(std::string label, std::function<void(base::Status)> done) = 0;
   virtual SessionState session() const = 0;
+
+  // Gives memory back to the system, on all ranks. In the order of updates; no session may be open,
+  // and no request may need the engine: while generation is paused they may wait, without their
+  // cache, else there may be none (kOutOfOrder). Nothing is generated until all is resumed;
+  // requests wait. Weights without a backup are lost: requests that come are refused until updates
+  // have brought all of them. What is released already is left as it is.
+  virtual void ReleaseMemory(MemoryParts parts, std::function<void(base::Status)> done) = 0;
+  // Takes it again; the weights first. kNoSpace, kLimitExceeded: a rank, which the error names, has
+  // no memory, and that part stays released on all.
+  virtual void ResumeMemory(MemoryParts parts, std::function<void(base::Status)> done) = 0;
 
   virtual void Check(CheckRequest request, std::function<void(base::Result<CheckReport>)> done) = 0;
 

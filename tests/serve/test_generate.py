@@ -174,7 +174,10 @@ def test_a_client_that_goes_away_aborts_its_requests(chat_server: Server, stream
         ({"input_ids": [-1]}, "input_ids"),
         ({"input_ids": [1], "image_data": "x"}, "image_data"),
         ({"input_ids": [1], "lora_path": "adapter"}, "lora_path"),
-        ({"input_ids": [1], "return_routed_experts": True}, "return_routed_experts"),
+        (
+            {"input_ids": [1], "return_routed_experts": True},
+            "return_routed_experts: expected a model",
+        ),
         ({"input_ids": [1], "sampling_params": {"temperature": -1}}, "temperature"),
         ({"input_ids": [1], "sampling_params": {"top_p": "high"}}, "top_p"),
         ({"input_ids": [1], "sampling_params": {"json_schema": "{}"}}, "json_schema"),

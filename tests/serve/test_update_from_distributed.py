@@ -315,6 +315,8 @@ def test_joining_anew_ends_a_stale_join(single: Trainer, weights: Weights) -> No
                 "backend": "gloo",
             },
         )
+        joining = single.server.process.pid
+        eventually(lambda: len(children(joining, GROUP_PROGRAM)) == 1, "the engine joins")
         with group((single.server, 1)) as one:
             new = step(weights, 10)
             one.send(named(new))[0].ok()
