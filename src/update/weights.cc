@@ -113,12 +113,17 @@ class LiveWeights : public Weights {
       }));
     });
   }
+  // The other engine may never come: updates do not wait for that.
   void SendSeed(std::string name, std::function<void(Result<SeedReport>)> done) override {
-    updates_.Post([this, name = std::move(name), done = std::move(done)] {
-      done(Run([&]() -> Result<SeedReport> {
-        SYNCLINE_ASSIGN(std::vector<std::string> hashes, seeds_.Send(name));
-        return SeedReport{engine_.stats().weight_version, std::move(hashes)};
-      }));
+    transfers_.Run([this, name = std::move(name), done = std::move(done)] {
+      const Status come = Run([&] { return seeds_.Wait(name); });
+      if (!come) return done(std::unexpected(come.error()));
+      updates_.Post([this, name, done] {
+        done(Run([&]() -> Result<SeedReport> {
+          SYNCLINE_ASSIGN(std::vector<std::string> hashes, seeds_.Send(name));
+          return SeedReport{engine_.stats().weight_version, std::move(hashes)};
+        }));
+      });
     });
   }
   Status TakeSeed(SeedGroups groups, const std::function<Result<SeedReport>()>& expected) override;

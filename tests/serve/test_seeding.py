@@ -161,6 +161,7 @@ def relay() -> Iterator[Callable[[Server, Callable[[], None]], str]]:
             "Handler", (Relay,), {"seed": url(seed), "before_send": staticmethod(before_send)}
         )
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server.daemon_threads = True  # one may wait for an engine that never comes
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_address[1]}"
