@@ -70,8 +70,8 @@ struct ModelOptions {
   layout::Shard shard;
   Collectives* collectives = nullptr;  // must outlive the model; null where shard.size is 1
   quant::Fp8Scales fp8_scales = quant::Fp8Scales::kAuto;
-  // Types of the checkpoint's tensors. If given, the directory needs no weights and none are read: the
-  // parameters stay zero until somebody writes them, runtime layout and derived ones included.
+  // Types of the checkpoint's tensors. If given, the directory needs no weights and none are read:
+  // the parameters stay zero until somebody writes them, runtime layout and derived ones included.
   std::function<tensor::Dtype(std::string_view tensor)> dtype_of;
 };
 

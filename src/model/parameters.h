@@ -44,7 +44,8 @@ class Parameters {
   // The other way round, into slots that are reserved.
   void CopyToStaging(std::span<const std::size_t> parameters, base::ThreadPool& pool);
 
-  // For who maps them: parameter i lies at the same offset in both. staging_arena(): after Staging().
+  // For who maps them: parameter i lies at the same offset in both. staging_arena(): after
+  // Staging().
   const base::Arena& live_arena() const { return live_arena_; }
   const base::Arena& staging_arena() const { return *staging_arena_; }
   // Gives the memory of both arenas back to the system; the addresses stay. From here to Resume

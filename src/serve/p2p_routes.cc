@@ -1,5 +1,5 @@
-// GET /remote_instance_transfer_engine_info, its older name, and GET /parallelism_config: what a trainer
-// asks of a rank before it writes straight into its parameters.
+// GET /remote_instance_transfer_engine_info, its older name, and GET /parallelism_config: what a
+// trainer asks of a rank before it writes straight into its parameters.
 #include <fmt/format.h>
 
 #include "serve/engine_info.h"

@@ -1,6 +1,6 @@
 // Protocol: 1. the seed's ranks open a group each and say where (/init_weights_send_group…, without
-// ports); 2. our ranks join; 3. meanwhile the seed is asked to send; 4. its answer has the label and the
-// hashes of what it has sent, which must be those of what has come.
+// ports); 2. our ranks join; 3. meanwhile the seed is asked to send; 4. its answer has the label
+// and the hashes of what it has sent, which must be those of what has come.
 #include "serve/seed_client.h"
 
 #include <fmt/format.h>

@@ -19,8 +19,8 @@ struct SeedInfo {
   std::map<std::string, tensor::Dtype, std::less<>> dtypes;  // of checkpoint tensors
 };
 
-// For model::ModelOptions. A tensor that the seed does not name has the type of most: what is missing is
-// seen by the layout.
+// For model::ModelOptions. A tensor that the seed does not name has the type of most: what is
+// missing is seen by the layout.
 std::function<tensor::Dtype(std::string_view)> DtypesOf(const SeedInfo& info);
 
 class SeedClient {

@@ -1,5 +1,6 @@
-// POST /init_weights_send_group_for_remote_instance and /send_weights_to_remote_instance: the live weights
-// for another engine that starts; and GET /seed_info, by which it sees whether both are alike.
+// POST /init_weights_send_group_for_remote_instance and /send_weights_to_remote_instance: the live
+// weights for another engine that starts; and GET /seed_info, by which it sees whether both are
+// alike.
 //
 // A request to the first that names no `ports` is answered at once with those that were chosen.
 #include <fmt/format.h>

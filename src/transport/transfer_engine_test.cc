@@ -1,4 +1,5 @@
-// The helper's place is taken by lines of shell; the real one is in tests/serve/test_p2p_updates.py.
+// The helper's place is taken by lines of shell; the real one is in
+// tests/serve/test_p2p_updates.py.
 #include "transport/transfer_engine.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,6 @@
-// Sessions in which a trainer writes straight into the parameters. Its transfer engine is lines of shell
-// here, and it writes through the model's own memory; a real one is in tests/serve/test_p2p_updates.py.
+// Sessions in which a trainer writes straight into the parameters. Its transfer engine is lines of
+// shell here, and it writes through the model's own memory; a real one is in
+// tests/serve/test_p2p_updates.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -109,11 +109,11 @@ class RankWeights {
   // The same for tensors that came another way.
   base::Result<Staged> Receive(Selector selector, const payload::Batch& batch);
 
-  // Offers the target's parameters to trainers that write straight into them: starts the transfer engine,
-  // once. kInvalidArgument without Options::p2p.
+  // Offers the target's parameters to trainers that write straight into them: starts the transfer
+  // engine, once. kInvalidArgument without Options::p2p.
   base::Result<WindowInfo> Offer();
-  // Takes all of the target for them, as it is, until Prepare or Drop (Transaction::Open). Nothing may have
-  // come before. kUnavailable: the transfer engine is gone.
+  // Takes all of the target for them, as it is, until Prepare or Drop (Transaction::Open). Nothing
+  // may have come before. kUnavailable: the transfer engine is gone.
   base::Status Open();
 
   // The target's live parameters to another engine (Seeding::Send): they do not change meanwhile.
@@ -121,7 +121,8 @@ class RankWeights {
   // From another engine, before the model is used.
   base::Result<std::string> ReceiveLive(const std::string& group);
   Seeding& seeding() { return seeding_; }
-  // xxh3-128 of how the target's parameters lie in memory, by which engines tell that they are alike.
+  // xxh3-128 of how the target's parameters lie in memory, by which engines tell that they are
+  // alike.
   std::string Layout() const;
 
   // Makes what came ready. `whole`: halves are kOutOfOrder, else they wait; and a draft of

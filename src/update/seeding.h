@@ -1,6 +1,6 @@
-// Copies the live parameters of a rank to the same rank of another engine that is laid out alike, over a
-// process group of the two (SGLang's remote instances). One broadcast for each parameter in the plan's
-// order: its slot, as it is.
+// Copies the live parameters of a rank to the same rank of another engine that is laid out alike,
+// over a process group of the two (SGLang's remote instances). One broadcast for each parameter in
+// the plan's order: its slot, as it is.
 #pragma once
 
 #include <cstdint>
@@ -31,23 +31,23 @@ struct SeedGroups {
   std::string backend = "gloo";
 };
 
-// Thread-safe, but for the parameters: they must not change while they are sent, nor be used while they
-// are received.
+// Thread-safe, but for the parameters: they must not change while they are sent, nor be used while
+// they are received.
 class Seeding {
  public:
   // Both must outlive it.
   Seeding(model::Model& model, const base::CancelToken& cancel) : model_(model), cancel_(cancel) {}
   ~Seeding();
 
-  // Begins to join; a group of that name is left. Port 0: any free one. Returns the port. The group's own
-  // name is NAME_PORT_ENGINE-RANK, as SGLang has it. kLimitExceeded: too many groups.
+  // Begins to join; a group of that name is left. Port 0: any free one. Returns the port. The
+  // group's own name is NAME_PORT_ENGINE-RANK, as SGLang has it. kLimitExceeded: too many groups.
   base::Result<std::uint16_t> Open(transport::GroupAddress address, std::uint32_t engine_rank);
   // Until all members have come. Fails as ProcessGroup::Join.
   base::Status Wait(const std::string& name);
 
-  // Both wait for the members. Return the xxh3-128 of all slots.
-  // Leaves the group: at once, as SGLang does, or, where the port was its choice, when the receiver has
-  // said that all has come.
+  // Both wait for the members, and return the xxh3-128 of all slots. The sender leaves the group at
+  // once, as SGLang does, or, where the port was its choice, when the receiver has said that all has
+  // come.
   base::Result<std::string> Send(const std::string& name);
   // From a sender that chose the port; until Close.
   base::Result<std::string> Receive(const std::string& name);

@@ -60,12 +60,13 @@ class Transaction {
   base::Status Write(std::span<const layout::Arrival> message,
                      std::span<const layout::Claim> claims, base::ThreadPool& pool);
 
-  // Takes every group that is not derived, in the load layout and with the values that are live, for
-  // somebody else to write straight into window(): from now on nothing is a half, and Prepare takes what
-  // lies there. All are staged, or, where a whole update would write in place, all in place: then no
-  // forward may run. Before anything has come. kNoSpace as Write.
+  // Takes every group that is not derived, in the load layout and with the values that are live,
+  // for somebody else to write straight into window(): from now on nothing is a half, and Prepare
+  // takes what lies there. All are staged, or, where a whole update would write in place, all in
+  // place: then no forward may run. Before anything has come. kNoSpace as Write.
   base::Status Open(base::ThreadPool& pool);
-  // The memory that Open gives away: always the same. Parameters lie in it as Parameters says. kNoSpace.
+  // The memory that Open gives away: always the same. Parameters lie in it as Parameters says.
+  // kNoSpace.
   base::Result<const base::Arena*> window() const;
 
   // Does the checkpoint hold every tensor of the runner, and nothing unknown? Reads nothing.

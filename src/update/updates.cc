@@ -10,9 +10,9 @@
 //             3. the engine goes on.
 // An update outside a session is the same for one message; a checkpoint is one message too. So is
 // all that the producers of checkpoint-engine send, one to each rank; the end of each is answered
-// when the update is live everywhere or has failed (in a session: when every rank has it). Where the
-// parameters are offered to trainers that write straight into them, the memory of the update is open for
-// them from begin to end (window.h), with the live weights in it.
+// when the update is live everywhere or has failed (in a session: when every rank has it). Where
+// the parameters are offered to trainers that write straight into them, the memory of the update is
+// open for them from begin to end (window.h), with the live weights in it.
 //
 // Invariants: between two steps all ranks hold the live bytes of the same version, because a step
 // and a commit are in one order on all of them. What failed before 2 has changed nothing that is

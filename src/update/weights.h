@@ -199,8 +199,8 @@ class Weights {
     // place. 0: everything is.
     std::uint64_t undo_memory = ~std::uint64_t{0};
     std::chrono::milliseconds session_timeout{0};  // without a message; 0: none
-    // Trainers may write straight into the target's parameters in sessions (Offer); the transfer engine
-    // of this rank.
+    // Trainers may write straight into the target's parameters in sessions (Offer); the transfer
+    // engine of this rank.
     std::optional<transport::TransferEngineOptions> p2p;
     // As RankWeights::Options::backup_directory.
     std::string backup_directory;
@@ -233,29 +233,31 @@ class Weights {
   // dropped); with others it is kOutOfOrder. End is anyone's, and kOutOfOrder without a session.
   virtual void Begin(BeginRequest request, std::function<void(base::Status)> done) = 0;
   virtual void End(EndRequest request, Updated done) = 0;
-  // Where such trainers write, by rank; the same for the life of this object. Sessions whose selector
-  // covers the target are open for them from then on. Once, before any update; waits.
+  // Where such trainers write, by rank; the same for the life of this object. Sessions whose
+  // selector covers the target are open for them from then on. Once, before any update; waits.
   virtual base::Result<std::vector<WindowInfo>> Offer() = 0;
-  // To start another engine with the live weights of this one. Joins the groups on all ranks: `done` with
-  // their ports once all have come, or at once where the ports were left to this engine.
+  // To start another engine with the live weights of this one. Joins the groups on all ranks:
+  // `done` with their ports once all have come, or at once where the ports were left to this
+  // engine.
   virtual void OpenSeed(SeedGroups groups,
                         std::function<void(base::Result<std::vector<std::uint16_t>>)> done) = 0;
   // In the order of updates: the weights do not change meanwhile, and generation goes on.
   virtual void SendSeed(std::string name, std::function<void(base::Result<SeedReport>)> done) = 0;
-  // The other side, before the model is used; waits. kChecksumMismatch: not what `expected()` says, which
-  // is asked when all has come.
+  // The other side, before the model is used; waits. `expected` is called meanwhile, on a thread of
+  // its own: it asks the seed to send. If it fails nothing is waited for any more.
+  // kChecksumMismatch: not what it says has come.
   virtual base::Status TakeSeed(SeedGroups groups,
                                 const std::function<base::Result<SeedReport>()>& expected) = 0;
   virtual std::string layout() const = 0;  // RankWeights::Layout
   // Inside a session; or a transaction of its own, where the rule allows it.
   virtual void FromTensors(TensorUpdate update, Updated done) = 0;
-  // Groups of processes that a trainer makes: all ranks join, or none. They wait for nothing else that is
-  // done here, and for each other only by name.
+  // Groups of processes that a trainer makes: all ranks join, or none. They wait for nothing else
+  // that is done here, and for each other only by name.
   virtual void JoinGroup(GroupRequest request, std::function<void(base::Status)> done) = 0;
   virtual void LeaveGroup(std::string name, std::function<void(base::Status)> done) = 0;
-  // Receives what the trainer broadcasts, at once, whatever else is under way; then as FromTensors. What
-  // must be refused is received too, so that the trainer's call ends, and then refused. Where receiving
-  // fails the group is left on all ranks, and a session that is open has failed.
+  // Receives what the trainer broadcasts, at once, whatever else is under way; then as FromTensors.
+  // What must be refused is received too, so that the trainer's call ends, and then refused. Where
+  // receiving fails the group is left on all ranks, and a session that is open has failed.
   virtual void FromGroup(GroupUpdate update, Updated done) = 0;
   // Sets the label; in a session, at its end. Says which label now holds or will hold.
   virtual void SetVersion(std::string label, std::function<void(base::Status)> done) = 0;
