@@ -41,7 +41,7 @@ void TaskThreads::Reap() {
   });
 }
 
-void TaskThreads::Run(std::function<void()> task) {
+void TaskThreads::Run(const std::function<void()>& task) {
   {
     const std::scoped_lock lock(mutex_);
     Reap();

@@ -18,7 +18,7 @@ class TaskThreads {
   TaskThreads& operator=(const TaskThreads&) = delete;
 
   // An exception that leaves a task is logged. Where the system gives no thread, the caller runs it.
-  void Run(std::function<void()> task);
+  void Run(const std::function<void()>& task);
 
  private:
   struct Task {

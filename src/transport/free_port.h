@@ -15,8 +15,9 @@ inline std::uint16_t FreePort() {
   address.sin6_family = AF_INET6;
   address.sin6_addr = in6addr_any;
   socklen_t length = sizeof(address);
-  bind(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof(address));
-  getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &length);
+  if (socket_fd < 0) return 0;
+  (void)bind(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof(address));
+  (void)getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &length);
   close(socket_fd);
   return ntohs(address.sin6_port);
 }

@@ -49,8 +49,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-using syncline::base::Code;
-using syncline::base::Fail;
 using syncline::base::FailErrno;
 using syncline::base::Json;
 using syncline::base::Result;

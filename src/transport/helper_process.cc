@@ -172,7 +172,7 @@ Result<std::string> HelperPath(const std::string& name) {
   const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());
   if (length <= 0) return base::FailErrno(errno, "/proc/self/exe");
   const std::string self(path.data(), static_cast<std::size_t>(length));
-  const std::string beside = self.substr(0, self.rfind('/') + 1) + name;
+  std::string beside = self.substr(0, self.rfind('/') + 1) + name;
   if (access(beside.c_str(), X_OK) != 0) return base::FailErrno(errno, beside);
   return beside;
 }
