@@ -17,7 +17,7 @@ namespace syncline::serve {
 inline constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
 
 // In the order of what they are about.
-struct Options {  // NOLINT(clang-analyzer-optin.performance.Padding)
+struct Options {          // NOLINT(clang-analyzer-optin.performance.Padding)
   std::string model;      // checkpoint directory
   std::string tokenizer;  // its directory; empty: the model's
   std::string host = "127.0.0.1";
