@@ -116,10 +116,14 @@ class LiveWeights : public Weights {
   // The other engine may never come: updates do not wait for that.
   void SendSeed(std::string name, std::function<void(Result<SeedReport>)> done) override {
     transfers_.Run([this, name = std::move(name), done = std::move(done)] {
-      const Status come = Run([&] { return seeds_.Wait(name); });
+      const Status come = Run([&]() -> Status {
+        SYNCLINE_TRY(CheckSeed(name));
+        return seeds_.Wait(name);
+      });
       if (!come) return done(std::unexpected(come.error()));
       updates_.Post([this, name, done] {
         done(Run([&]() -> Result<SeedReport> {
+          SYNCLINE_TRY(CheckSeed(name));
           SYNCLINE_ASSIGN(std::vector<std::string> hashes, seeds_.Send(name));
           return SeedReport{engine_.stats().weight_version, std::move(hashes)};
         }));
@@ -202,6 +206,13 @@ class LiveWeights : public Weights {
   std::string LastSource() const {
     const std::scoped_lock lock(mutex_);
     return source_;
+  }
+  // Weights that are not whole are sent to nobody.
+  Status CheckSeed(const std::string& name) const {
+    const std::optional<std::string> incomplete = changes_.state().incomplete;
+    if (!incomplete) return {};
+    seeds_.Close(name);
+    return Fail(Code::kOutOfOrder, *incomplete);
   }
   void ReceiveThenUpdate(const GroupUpdate& update, const Updated& done);
   // On the pull thread.
