@@ -211,6 +211,25 @@ TEST_F(MemoryTest, NothingReadsOrWritesReleasedWeights) {
   EXPECT_EQ(Resident(), 0U);
 }
 
+// BR-34: nor does another engine start from them.
+TEST_F(MemoryTest, WeightsThatAreNotThereAreNoSeed) {
+  const auto send = [&] {
+    return WaitFor<Result<SeedReport>>(
+        [&](auto done) { weights_->SendSeed("group", std::move(done)); });
+  };
+  Make();
+  ASSERT_OK(Release(kWeights));
+  EXPECT_ERROR(send(), Code::kOutOfOrder, "the weights were released and not resumed yet");
+  ASSERT_OK(Resume(kWeights));
+  EXPECT_ERROR(send(), Code::kOutOfOrder, "tensors must be sent again");
+  weights_.reset();
+  ASSERT_OK(SetHold(Hold::kNone, ""));
+  MakeWithBackup();
+  ASSERT_OK(Release(kWeights));
+  EXPECT_ERROR(send(), Code::kOutOfOrder, "the memory of the weights is released");
+  EXPECT_EQ(Resident(), 0U);
+}
+
 TEST_F(MemoryTest, WithoutItsCacheTheEngineLetsRequestsWait) {
   Make();
   ASSERT_OK(Release(kKvCache));

@@ -278,9 +278,10 @@ Status RankWeights::OpenIn() {
 
 Result<std::string> RankWeights::SendLive(const std::string& group) {
   const std::shared_lock lock(live_);
-  if (!in_place_) return seeding_.Send(group);
+  const Status readable = Readable();
+  if (readable) return seeding_.Send(group);
   seeding_.Close(group);
-  return Fail(Code::kOutOfOrder, "the weights are being written in place");
+  return std::unexpected(readable.error());
 }
 
 Result<std::string> RankWeights::ReceiveLive(const std::string& group) {

@@ -116,6 +116,10 @@ class LiveWeights : public Weights {
   void SendSeed(std::string name, std::function<void(Result<SeedReport>)> done) override {
     updates_.Post([this, name = std::move(name), done = std::move(done)] {
       done(Run([&]() -> Result<SeedReport> {
+        if (const auto incomplete = changes_.state().incomplete) {
+          seeds_.Close(name);
+          return Fail(Code::kOutOfOrder, *incomplete);
+        }
         SYNCLINE_ASSIGN(std::vector<std::string> hashes, seeds_.Send(name));
         return SeedReport{engine_.stats().weight_version, std::move(hashes)};
       }));
