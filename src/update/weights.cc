@@ -209,10 +209,10 @@ class LiveWeights : public Weights {
   }
   // Weights that are not whole are sent to nobody.
   Status CheckSeed(const std::string& name) const {
-    const std::optional<std::string> incomplete = changes_.state().incomplete;
-    if (!incomplete) return {};
+    const SessionState now = changes_.state();
+    if (!now.incomplete && !now.released.weights) return {};
     seeds_.Close(name);
-    return Fail(Code::kOutOfOrder, *incomplete);
+    return Fail(Code::kOutOfOrder, now.incomplete.value_or(kWeightsReleased));
   }
   void ReceiveThenUpdate(const GroupUpdate& update, const Updated& done);
   // On the pull thread.
