@@ -99,8 +99,11 @@ def test_a_pause_that_aborts_returns_when_all_is_drained(server: Server) -> None
 def test_br_32_flush_while_paused_with_queued_requests(start: Callable[..., Server]) -> None:
     """64 requests, 8 slots: pause(retract), flush at once, continue; all 64 finish."""
     server = start("--max-running-requests", 8, "--max-total-tokens", 16384)
+    server.post("/pause_generation", {"mode": "in_place"}).ok()
     running = run_many(server, 64, SHORT)
-    eventually(lambda: server.load() == 64, "all are there")
+    eventually(lambda: server.load() == 64, "all are there before the first one ends")
+    server.post("/continue_generation").ok()
+    eventually(lambda: state(server)["num_running_reqs"] == 8, "all slots are taken")
     refused = server.get("/flush_cache")
     assert refused.status == 400
     assert refused.text.startswith("Flush cache failed.")
