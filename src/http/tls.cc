@@ -238,7 +238,7 @@ std::string Reason() {
 int GivePassword(char* to, int size, int, void* given) {
   const std::string& password = *static_cast<const std::string*>(given);
   if (size < 0 || password.size() > static_cast<std::size_t>(size)) return -1;
-  std::memcpy(to, password.data(), password.size());
+  std::ranges::copy(password, to);
   return static_cast<int>(password.size());
 }
 
