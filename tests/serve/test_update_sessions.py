@@ -41,6 +41,7 @@ def test_begin_and_end_say_what_they_did(trainer: Trainer) -> None:
         "open": True,
         "selector": "all",
         "loaded": False,
+        "open_for_writes": False,
         "weight_version_pending": None,
         "failure": None,
         "pending": [],
