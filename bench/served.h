@@ -3,11 +3,11 @@
 
 #include <chrono>
 #include <functional>
-#include <future>
 #include <memory>
 #include <utility>
 
 #include "base/error.h"
+#include "base/wait_for.h"
 #include "engine/engine.h"
 #include "text/vocabulary.h"
 #include "update/weights.h"
@@ -17,13 +17,7 @@ namespace syncline::bench {
 
 using Clock = std::chrono::steady_clock;
 
-// Waits for an asynchronous call.
-template <typename T, typename Start>
-T WaitFor(const Start& start) {
-  std::promise<T> promise;
-  start([&](T result) { promise.set_value(std::move(result)); });
-  return promise.get_future().get();
-}
+using base::WaitFor;
 
 inline double SecondsOf(const std::function<void()>& work) {
   const auto start = Clock::now();

@@ -11,16 +11,12 @@
 namespace syncline::serve {
 namespace {
 
-// A reply that ends an update (pause_order.h).
-class UpdateExchange : public http::Exchange {
+// Hands everything on to another one.
+class ForwardingExchange : public http::Exchange {
  public:
-  UpdateExchange(std::shared_ptr<void> update, ExchangePtr inner)
-      : update_(std::move(update)), inner_(std::move(inner)) {}
+  explicit ForwardingExchange(ExchangePtr inner) : inner_(std::move(inner)) {}
 
-  void Send(http::Response response) override {
-    inner_->Send(std::move(response));
-    update_.reset();
-  }
+  void Send(http::Response response) override { inner_->Send(std::move(response)); }
   void BeginStream(int status, std::string content_type) override {
     inner_->BeginStream(status, std::move(content_type));
   }
@@ -30,15 +26,37 @@ class UpdateExchange : public http::Exchange {
     inner_->OnDisconnect(std::move(callback));
   }
 
+ protected:
+  void Drop() { inner_.reset(); }
+
  private:
-  std::shared_ptr<void> update_;
   ExchangePtr inner_;
 };
 
-// Counts a reply, and the requests that wait for theirs.
-class CountedExchange : public http::Exchange {
+// A reply that ends an update (pause_order.h).
+class UpdateExchange : public ForwardingExchange {
  public:
-  CountedExchange(Front& front, ExchangePtr inner) : front_(front), inner_(std::move(inner)) {
+  UpdateExchange(std::shared_ptr<void> update, ExchangePtr inner)
+      : ForwardingExchange(std::move(inner)), update_(std::move(update)) {}
+
+  ~UpdateExchange() override { Drop(); }  // what a dropped one answers comes before the end
+  UpdateExchange(const UpdateExchange&) = delete;
+  UpdateExchange& operator=(const UpdateExchange&) = delete;
+
+  void Send(http::Response response) override {
+    ForwardingExchange::Send(std::move(response));
+    update_.reset();
+  }
+
+ private:
+  std::shared_ptr<void> update_;
+};
+
+// Counts a reply, and the requests that wait for theirs.
+class CountedExchange : public ForwardingExchange {
+ public:
+  CountedExchange(Front& front, ExchangePtr inner)
+      : ForwardingExchange(std::move(inner)), front_(front) {
     front_.AddOpenRequest(1);
   }
   ~CountedExchange() override {
@@ -50,16 +68,11 @@ class CountedExchange : public http::Exchange {
 
   void Send(http::Response response) override {
     Count(response.status);
-    inner_->Send(std::move(response));
+    ForwardingExchange::Send(std::move(response));
   }
   void BeginStream(int status, std::string content_type) override {
     Count(status);
-    inner_->BeginStream(status, std::move(content_type));
-  }
-  void Write(std::string chunk) override { inner_->Write(std::move(chunk)); }
-  void End() override { inner_->End(); }
-  void OnDisconnect(std::function<void()> callback) override {
-    inner_->OnDisconnect(std::move(callback));
+    ForwardingExchange::BeginStream(status, std::move(content_type));
   }
 
  private:
@@ -71,7 +84,6 @@ class CountedExchange : public http::Exchange {
   }
 
   Front& front_;
-  ExchangePtr inner_;
   std::atomic<bool> answered_ = false;
 };
 

@@ -14,6 +14,7 @@
 #include "base/faulty_file_system.h"
 #include "base/result_matchers.h"
 #include "base/temp_dir.h"
+#include "base/wait_for.h"
 #include "engine/engine_testing.h"
 #include "update/messages.h"
 #include "update/unit_model.h"
@@ -26,6 +27,7 @@ using base::Code;
 using base::FileSystem;
 using base::Result;
 using base::Status;
+using base::WaitFor;
 using engine::Hold;
 using engine::PauseMode;
 using testing::IsEmpty;
@@ -63,12 +65,6 @@ class MemoryTest : public engine::EngineTest {
   }
   void MakeWithBackup() { Make({.backup_directory = directory_.path()}); }
 
-  template <typename T>
-  static T WaitFor(const std::function<void(std::function<void(T)>)>& start) {
-    auto promise = std::make_shared<std::promise<T>>();
-    start([promise](T value) { promise->set_value(std::move(value)); });
-    return promise->get_future().get();
-  }
   Status Release(MemoryParts parts) {
     return WaitFor<Status>([&](auto done) { weights_->ReleaseMemory(parts, std::move(done)); });
   }

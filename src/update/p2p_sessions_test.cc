@@ -11,6 +11,7 @@
 #include "base/progress.h"
 #include "base/result_matchers.h"
 #include "base/temp_dir.h"
+#include "base/wait_for.h"
 #include "checkpoint/writer.h"
 #include "engine/engine_testing.h"
 #include "update/messages.h"
@@ -22,6 +23,7 @@ namespace {
 using base::Code;
 using base::Result;
 using base::Status;
+using base::WaitFor;
 using tensor::Dtype;
 using tensor::TensorView;
 using testing::HasSubstr;
@@ -51,12 +53,6 @@ class P2pSessionsTest : public engine::EngineTest {
     ASSERT_OK_AND_ASSIGN(windows_, weights_->Offer());
   }
 
-  template <typename T>
-  static T WaitFor(const std::function<void(std::function<void(T)>)>& start) {
-    auto promise = std::make_shared<std::promise<T>>();
-    start([promise](T value) { promise->set_value(std::move(value)); });
-    return promise->get_future().get();
-  }
   Status Begin(BeginRequest request = {}) {
     return WaitFor<Status>([&](auto done) { weights_->Begin(request, std::move(done)); });
   }

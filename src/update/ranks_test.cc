@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "base/result_matchers.h"
 #include "base/temp_dir.h"
+#include "base/wait_for.h"
 #include "checkpoint/writer.h"
 #include "engine/engine_testing.h"
 #include "engine/ranked_model.h"
@@ -32,6 +33,7 @@ using base::Code;
 using base::FileSystem;
 using base::Result;
 using base::Status;
+using base::WaitFor;
 using tensor::Dtype;
 
 constexpr std::uint32_t kRanks = 4;
@@ -198,12 +200,6 @@ class RanksTest : public testing::Test {
   }
 
   // Calls `start` with a callback, and waits for what it is called with.
-  template <typename T>
-  static T WaitFor(const std::function<void(std::function<void(T)>)>& start) {
-    auto promise = std::make_shared<std::promise<T>>();
-    start([promise](T value) { promise->set_value(std::move(value)); });
-    return promise->get_future().get();
-  }
   Result<UpdateReport> Update(const std::string& name) {
     return WaitFor<Result<UpdateReport>>([&](auto done) {
       weights_->FromDisk({.path = Path(name), .weight_version = name}, std::move(done));

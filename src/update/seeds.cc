@@ -11,14 +11,6 @@ using base::Fail;
 using base::Result;
 using base::Status;
 
-namespace {
-
-base::Error Named(const base::Error& error, const std::string& rank) {
-  return {error.code, fmt::format("{}: {}", rank, error.message)};
-}
-
-}  // namespace
-
 void Seeds::Close(const std::string& name) const {
   std::future<Answers> asked = others_.Ask(kSeedClose, EncodeText(name));
   own_.seeding().Close(name);
@@ -80,7 +72,7 @@ Result<std::vector<std::string>> Seeds::OnAll(
     Result<std::string> (RankWeights::*move)(const std::string&)) const {
   std::future<Answers> asked = others_.Ask(kind, EncodeText(name));
   Result<std::string> own = (own_.*move)(name);
-  if (!own && others_.any()) own = std::unexpected(Named(own.error(), RankText(0, host_)));
+  if (!own && others_.any()) own = base::Annotate(own.error(), RankText(0, host_));
   // Whoever else still waits for its peer, here or there, learns of it.
   if (!own) Close(name);
   const Answers answers = asked.get();

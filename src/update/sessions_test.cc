@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/result_matchers.h"
+#include "base/wait_for.h"
 #include "engine/engine_testing.h"
 #include "update/messages.h"
 #include "update/unit_model.h"
@@ -23,6 +24,7 @@ using base::Code;
 using base::FileSystem;
 using base::Result;
 using base::Status;
+using base::WaitFor;
 using engine::Hold;
 using tensor::Dtype;
 using tensor::TensorView;
@@ -60,12 +62,6 @@ class SessionsTest : public engine::EngineTest {
     Make(std::move(options));
   }
 
-  template <typename T>
-  static T WaitFor(const std::function<void(std::function<void(T)>)>& start) {
-    auto promise = std::make_shared<std::promise<T>>();
-    start([promise](T value) { promise->set_value(std::move(value)); });
-    return promise->get_future().get();
-  }
   Status Begin(BeginRequest request = {}) {
     return WaitFor<Status>([&](auto done) { weights_->Begin(request, std::move(done)); });
   }

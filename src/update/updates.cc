@@ -26,6 +26,7 @@
 #include <future>
 
 #include "base/log.h"
+#include "base/wait_for.h"
 #include "layout/known_names.h"
 
 namespace syncline::update {
@@ -41,14 +42,6 @@ namespace {
 
 double SecondsSince(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-// Waits for an asynchronous call.
-template <typename Start>
-Status WaitFor(const Start& start) {
-  auto promise = std::make_shared<std::promise<Status>>();
-  start([promise](Status status) { promise->set_value(std::move(status)); });
-  return promise->get_future().get();
 }
 
 UpdateReport ReportOf(const Staged& staged) {
@@ -87,14 +80,16 @@ Status Updates::SetVersion(const std::string& label) {
       return {};
     }
   }
-  return WaitFor([&](Engine::Done done) { engine_.SetVersion(label, std::move(done)); });
+  return base::WaitFor<Status>(
+      [&](Engine::Done done) { engine_.SetVersion(label, std::move(done)); });
 }
 
 // ---- the engine ----
 
 Status Updates::ExclusiveWork(const Engine::ExclusiveOptions& options,
                               const std::function<Status()>& work) {
-  return WaitFor([&](Engine::Done done) { engine_.Exclusive(options, work, std::move(done)); });
+  return base::WaitFor<Status>(
+      [&](Engine::Done done) { engine_.Exclusive(options, work, std::move(done)); });
 }
 
 // No forward that has begun before is running when it returns; with `hold`, none can begin.
@@ -165,7 +160,8 @@ Status Updates::Settle(std::vector<std::string> lost, const std::vector<std::str
   held_ = hold != Hold::kNone;
   const std::string reason = incomplete.value_or(
       awaiting ? "the engine waits for its first weights, as it was started to do" : "");
-  return WaitFor([&](Engine::Done done) { engine_.SetHold(hold, reason, std::move(done)); });
+  return base::WaitFor<Status>(
+      [&](Engine::Done done) { engine_.SetHold(hold, reason, std::move(done)); });
 }
 
 Status Updates::AwaitWeights() {

@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/task_threads.h"
+#include "base/wait_for.h"
 #include "base/worker.h"
 #include "model/model.h"
 #include "update/others.h"
@@ -262,9 +263,8 @@ Status LiveWeights::TakeSeed(SeedGroups groups,
                 fmt::format("the weights that came have the hashes {}, expected {}",
                             fmt::join(*hashes, " "), fmt::join(sent.hashes, " ")));
   }
-  std::promise<Status> labelled;
-  SetVersion(sent.weight_version, [&](Status status) { labelled.set_value(std::move(status)); });
-  return labelled.get_future().get();
+  return base::WaitFor<Status>(
+      [&](auto done) { SetVersion(sent.weight_version, std::move(done)); });
 }
 
 void LiveWeights::ReceiveThenUpdate(const GroupUpdate& update, const Updated& done) {
